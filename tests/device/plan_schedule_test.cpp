@@ -1,9 +1,7 @@
 // Random schedules of several threads on one cache that follows plans, sleeps and wakes: values are always right, the
 // budget is never exceeded, and nothing hangs.
 
-#include "device/cache_fixture.hpp"
-#include "device/counted.hpp"
-#include "device/fake_device.hpp"
+#include "device/schedule.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
@@ -29,15 +27,6 @@ using device::Cache;
 using device::Keep;
 
 namespace {
-
-/// Which calls fail in a schedule.
-enum class Fails : std::uint8_t { nothing, reads, copies, allocations };
-
-struct Schedule {
-    std::uint64_t budget = 40'000;
-    bool staged = false;
-    Fails fails = Fails::nothing;
-};
 
 /// Findings of the threads, checked after they end.
 struct Findings {
@@ -77,42 +66,22 @@ private:
 };
 
 /// Tensors, and bundles of them that share tensors.
-struct World {
-    const Schedule schedule;
-    std::shared_ptr<Device> device;
-    std::shared_ptr<FakeDevice> fake;  // the same device, if it is a fake
-    std::unique_ptr<CacheFixture> cache;
-    std::vector<Bytes> stored;
-    std::vector<std::vector<std::byte>> values;     // parallel to stored
+struct World : ScheduleGround {
     std::vector<std::vector<std::size_t>> numbers;  // the tensors of each bundle
     std::vector<BundlePtr> bundles;
 
-    World(const Schedule& wanted, unsigned seed) : schedule(wanted), device(Device::open("host")) {
-        if (schedule.staged) {
-            device = fake = std::make_shared<FakeDevice>();
-            fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
-        }
-        const UploadOptions options{.device_budget = schedule.budget, .staging_bytes = 12'288, .readers = 1 + seed % 3};
-        cache = std::make_unique<CacheFixture>(device, options);
+    World(const Schedule& wanted, unsigned seed) : ScheduleGround(wanted, seed) {
         const std::uint64_t part = schedule.budget / 16;
         // The first of these share blocks if the budget is the larger one.
         for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{300}, std::uint64_t{2000},
                                          part, part, part + 100, 2 * part, 2 * part, 3 * part, 4 * part, 5 * part})
-            add(size);
+            add(size).counted.slow(size % 3 == 0 ? 100 : 0);
         for (std::size_t i = 0; i < stored.size(); ++i) bundle({i});
         // The first and the last layer of a model may have the same tensor.
         for (const auto& several : std::vector<std::vector<std::size_t>>{{1, 2, 3}, {4, 9}, {2, 9, 10}, {3, 5}, {0, 7}})
             bundle(several);
     }
 
-    void add(std::uint64_t size) {
-        const std::string name = "t" + std::to_string(stored.size());
-        stored.emplace_back(name, size);
-        stored.back().counted.slow(size % 3 == 0 ? 100 : 0);
-        // Not read through the source, because its reads are counted.
-        values.emplace_back();
-        for (std::uint64_t i = 0; i < size; ++i) values.back().push_back(pattern(std::hash<std::string>()(name), i));
-    }
     void bundle(const std::vector<std::size_t>& of) {
         std::vector<LazyTensor> tensors;
         for (const std::size_t i : of) tensors.push_back(stored[i].tensor);
@@ -124,12 +93,6 @@ struct World {
         for (std::size_t i = 0; i < numbers[number].size(); ++i)
             if (read_back(*device, held[i]) != values[numbers[number][i]]) return false;
         return true;
-    }
-    void stop_failing() const {
-        for (const Bytes& bytes : stored) bytes.counted.fail_after(-1);
-        if (!fake) return;
-        fake->fail_copy = fake->fail_allocation = -1;
-        fake->full = false;
     }
 };
 
@@ -145,34 +108,18 @@ public:
 
     void act(int steps) {
         for (int step = 0; step < steps; ++step) {
-            fail_something();
+            world_.fail_something(random_);
             act_once();
             if (leases_.size() > 3) drop();
             // A lease still has its values, whatever other threads did.
             if (!leases_.empty()) check(leases_[random_() % leases_.size()]);
-            const auto stats = world_.cache->stats();
-            const std::uint64_t budget = world_.schedule.budget;
-            if (stats.peak_device_bytes > budget || stats.resident_bytes > budget) ++findings_.over_budget;
-            if (world_.fake && world_.fake->peak > budget) ++findings_.over_budget;
+            findings_.over_budget += world_.over_budget();
         }
     }
 
 private:
     std::size_t any() { return random_() % world_.bundles.size(); }
 
-    void fail_something() {
-        if (random_() % 8 != 0) return;
-        const auto after = static_cast<std::int64_t>(random_() % 4);
-        switch (world_.schedule.fails) {
-            case Fails::nothing: break;
-            case Fails::reads: world_.stored[random_() % world_.stored.size()].counted.fail_after(after); break;
-            case Fails::copies: world_.fake->fail_copy = after; break;
-            case Fails::allocations:
-                if (after == 0) world_.fake->fail_allocation = 0;
-                else world_.fake->full = after == 1;
-                break;
-        }
-    }
     void act_once() {
         switch (random_() % 16) {
             case 0: follow(); break;
@@ -222,10 +169,7 @@ private:
                 ++findings_.acquired;
             }
         } catch (const Error& error) {
-            const Fails fails = world_.schedule.fails;
-            const bool reads = error.code() == Errc::io_error && (fails == Fails::reads || fails == Fails::copies);
-            const bool full = error.code() == Errc::out_of_memory && fails == Fails::allocations;
-            if (error.code() != Errc::budget_exceeded && !reads && !full) ++findings_.strange_errors;
+            if (error.code() != Errc::budget_exceeded && !world_.is_expected(error)) ++findings_.strange_errors;
         }
     }
     void hold(Leased leased) {

@@ -1,8 +1,6 @@
 // Random schedules of several threads on one cache: values are always right, and the budget is never exceeded.
 
-#include "device/cache_fixture.hpp"
-#include "device/counted.hpp"
-#include "device/fake_device.hpp"
+#include "device/schedule.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
@@ -26,15 +24,6 @@ using device::Keep;
 
 namespace {
 
-/// Which calls fail in a schedule.
-enum class Fails : std::uint8_t { nothing, reads, copies, allocations };
-
-struct Schedule {
-    std::uint64_t budget = 40'000;
-    bool staged = false;
-    Fails fails = Fails::nothing;
-};
-
 /// Findings of the threads, checked after they end.
 struct Findings {
     std::atomic<int> wrong_values = 0;
@@ -48,29 +37,18 @@ struct Findings {
 /// The rows of the one tensor that is transposed: as many as columns.
 std::uint64_t rows_of_square(std::uint64_t budget) { return budget < 1_MiB ? 200 : 700; }
 
-struct World {
-    const Schedule schedule;
-    std::shared_ptr<Device> device;
-    std::shared_ptr<FakeDevice> fake;  // the same device, if it is a fake
-    std::unique_ptr<CacheFixture> cache;
-    std::vector<Bytes> stored;
+/// Tensors, a tied one and a transposed one among them. Their values are parallel to them.
+struct World : ScheduleGround {
     std::vector<LazyTensor> tensors;
-    std::vector<std::vector<std::byte>> values;  // parallel to tensors
     std::uint64_t square = rows_of_square(schedule.budget);
 
-    World(const Schedule& wanted, unsigned seed) : schedule(wanted), device(Device::open("host")) {
-        if (schedule.staged) {
-            device = fake = std::make_shared<FakeDevice>();
-            fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
-        }
-        const UploadOptions options{.device_budget = schedule.budget, .staging_bytes = 12'288, .readers = 1 + seed % 3};
-        cache = std::make_unique<CacheFixture>(device, options);
+    World(const Schedule& wanted, unsigned seed) : ScheduleGround(wanted, seed) {
         const std::uint64_t budget = schedule.budget;
         // With the larger budget, the first of these share blocks.
         for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{100}, std::uint64_t{255},
                                          std::uint64_t{4096}, std::uint64_t{5000}, budget / 10, budget / 4, budget / 3,
                                          budget / 3 - 64, budget / 2, square * square, budget, budget + 1})
-            add(size);
+            tensors.push_back(add(size).tensor);
         // A tied tensor, and a view that is read in tiles.
         tensors.push_back(tensors[4].renamed("tied"));
         values.push_back(values[4]);
@@ -79,15 +57,6 @@ struct World {
         values.emplace_back();
         for (std::uint64_t i = 0; i < square * square; ++i)
             values.back().push_back(values[11][i / square + i % square * square]);
-    }
-
-    void add(std::uint64_t size) {
-        const std::string name = "t" + std::to_string(stored.size());
-        stored.emplace_back(name, size);
-        tensors.push_back(stored.back().tensor);
-        // Not read through the source, because its reads are counted.
-        values.emplace_back();
-        for (std::uint64_t i = 0; i < size; ++i) values.back().push_back(pattern(std::hash<std::string>()(name), i));
     }
 };
 
@@ -109,7 +78,7 @@ public:
 
     void act(int steps) {
         for (int step = 0; step < steps; ++step) {
-            fail_something();
+            world_.fail_something(random_);
             switch (random_() % 8) {
                 case 0:
                 case 1: acquire(some()); break;
@@ -122,27 +91,11 @@ public:
             }
             // A lease still has its values, whatever other threads did.
             if (!leases_.empty()) check_values(leases_[random_() % leases_.size()]);
-            const auto stats = world_.cache->stats();
-            const std::uint64_t budget = world_.schedule.budget;
-            if (stats.peak_device_bytes > budget || stats.resident_bytes > budget) ++findings_.over_budget;
-            if (world_.fake && world_.fake->peak > budget) ++findings_.over_budget;
+            findings_.over_budget += world_.over_budget();
         }
     }
 
 private:
-    void fail_something() {
-        if (random_() % 8 != 0) return;
-        const auto after = static_cast<std::int64_t>(random_() % 4);
-        switch (world_.schedule.fails) {
-            case Fails::nothing: break;
-            case Fails::reads: world_.stored[random_() % world_.stored.size()].counted.fail_after(after); break;
-            case Fails::copies: world_.fake->fail_copy = after; break;
-            case Fails::allocations:
-                if (after == 0) world_.fake->fail_allocation = 0;
-                else world_.fake->full = after == 1;
-                break;
-        }
-    }
     Handle some() {
         Handle chosen;
         std::vector<LazyTensor> tensors;
@@ -168,11 +121,8 @@ private:
             hold({std::move(handle.numbers), world_.cache->acquire(handle.bundle, keep)});
             ++findings_.acquired;
         } catch (const Error& error) {
-            const Fails fails = world_.schedule.fails;
             if (error.code() == Errc::budget_exceeded) ++findings_.refused;
-            else if (error.code() == Errc::io_error && (fails == Fails::reads || fails == Fails::copies))
-                ++findings_.failed;
-            else if (error.code() == Errc::out_of_memory && fails == Fails::allocations) ++findings_.failed;
+            else if (world_.is_expected(error)) ++findings_.failed;
             else ++findings_.strange_errors;
         }
     }
@@ -239,11 +189,7 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     CHECK(findings.strange_errors.load() == 0);
     CHECK(findings.acquired.load() > 0);
 
-    for (const Bytes& bytes : world.stored) bytes.counted.fail_after(-1);
-    if (world.fake) {
-        world.fake->fail_copy = world.fake->fail_allocation = -1;
-        world.fake->full = false;
-    }
+    world.stop_failing();
     acquire_each(world);
     const auto stats = world.cache->stats();
     CHECK(stats.peak_device_bytes <= schedule.budget);

@@ -1,0 +1,89 @@
+// The ground that random schedules share: a device, a cache on it, tensors whose values are known, and calls that fail.
+#pragma once
+
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/fake_device.hpp"
+
+#include <safemap/device.hpp>
+#include <safemap/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+/// Which calls fail in a schedule.
+enum class Fails : std::uint8_t { nothing, reads, copies, allocations };
+
+struct Schedule {
+    std::uint64_t budget = 40'000;
+    bool staged = false;
+    Fails fails = Fails::nothing;
+};
+
+struct ScheduleGround {
+    const Schedule schedule;
+    std::shared_ptr<safemap::Device> device = safemap::Device::open("host");
+    std::shared_ptr<FakeDevice> fake = {};  // the same device, if it is a fake
+    std::unique_ptr<CacheFixture> cache = {};
+    std::vector<Bytes> stored = {};
+    std::vector<std::vector<std::byte>> values = {};  // parallel to stored
+
+    ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
+        if (schedule.staged) {
+            device = fake = std::make_shared<FakeDevice>();
+            fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
+        }
+        const safemap::UploadOptions options{
+            .device_budget = schedule.budget, .staging_bytes = 12'288, .readers = 1 + seed % 3};
+        cache = std::make_unique<CacheFixture>(device, options);
+    }
+
+    /// Adds a tensor of `size` bytes.
+    const Bytes& add(std::uint64_t size) {
+        const std::string name = "t" + std::to_string(stored.size());
+        stored.emplace_back(name, size);
+        // Not read through the source, because its reads are counted.
+        values.emplace_back();
+        for (std::uint64_t i = 0; i < size; ++i) values.back().push_back(pattern(std::hash<std::string>()(name), i));
+        return stored.back();
+    }
+
+    /// Makes a call fail now and then, of the kind that the schedule says.
+    void fail_something(std::mt19937& random) const {
+        if (random() % 8 != 0) return;
+        const auto after = static_cast<std::int64_t>(random() % 4);
+        switch (schedule.fails) {
+            case Fails::nothing: break;
+            case Fails::reads: stored[random() % stored.size()].counted.fail_after(after); break;
+            case Fails::copies: fake->fail_copy = after; break;
+            case Fails::allocations:
+                if (after == 0) fake->fail_allocation = 0;
+                else fake->full = after == 1;
+                break;
+        }
+    }
+    void stop_failing() const {
+        for (const Bytes& bytes : stored) bytes.counted.fail_after(-1);
+        if (!fake) return;
+        fake->fail_copy = fake->fail_allocation = -1;
+        fake->full = false;
+    }
+    /// Returns true for an error of the calls that fail.
+    bool is_expected(const safemap::Error& error) const {
+        if (error.code() == safemap::Errc::out_of_memory) return schedule.fails == Fails::allocations;
+        return error.code() == safemap::Errc::io_error &&
+               (schedule.fails == Fails::reads || schedule.fails == Fails::copies);
+    }
+    /// Returns how many of the counts of device memory are above the budget.
+    int over_budget() const {
+        const auto stats = cache->stats();
+        const bool by_cache = stats.peak_device_bytes > schedule.budget || stats.resident_bytes > schedule.budget;
+        const bool by_device = fake && fake->peak > schedule.budget;
+        return (by_cache ? 1 : 0) + (by_device ? 1 : 0);
+    }
+};
