@@ -1,10 +1,11 @@
 // Device: the interface to a device with its own memory. "host" is main memory, for servers without a GPU and for
-// tests; OpenCL and CUDA will implement the same interface. Most callers use Uploader (uploader.hpp).
+// tests; CUDA and OpenCL implement the same interface. Most callers use Uploader (uploader.hpp).
 #pragma once
 
 #include <safemap/api.hpp>
 #include <safemap/bytes.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,14 +35,17 @@ public:
     virtual std::span<std::byte> bytes() const noexcept = 0;
 };
 
-/// A position in a device's queue of copies.
+/// A position in the work of a device: in a queue of copies, or in a stream of the caller.
 class SAFEMAP_API DeviceEvent {
 public:
     virtual ~DeviceEvent() = default;
-    /// Returns true if all copies before this position are done. Never blocks.
+    /// Returns true if all work before this position is done. Never blocks. Throws device_failed if the device failed.
     virtual bool done() const = 0;
-    /// Blocks until all copies before this position are done. Throws io_error if the device failed.
-    virtual void wait() const = 0;
+    /// Blocks until all work before this position is done, or until `deadline`. Returns done(). Throws device_failed if
+    /// the device failed.
+    virtual bool wait_until(std::chrono::steady_clock::time_point deadline) const = 0;
+    /// Blocks until all work before this position is done. Throws as wait_until().
+    void wait() const { wait_until(std::chrono::steady_clock::time_point::max()); }
 };
 
 /// Rows of equal size, at equal distances in a staging buffer and at equal distances in device memory. All numbers but
@@ -55,8 +59,50 @@ struct RowCopy {
     std::uint64_t rows = 0;  ///< number of rows, at least 1
 };
 
-/// One device. Derive from Device to upload to other kinds of memory. Implementations are thread-safe. Copies of one
-/// queue happen in order.
+/// Copies from the host to a device, which happen in the order in which they were queued. All members but drain()
+/// return at once, and throw device_failed if the device failed. Thread-safe.
+class SAFEMAP_API DeviceQueue {
+public:
+    virtual ~DeviceQueue() = default;
+    /// Queues a copy of the bytes `part` of `from` to `to` at `offset`. The caller keeps both, and does not change the
+    /// staging buffer, until an event that was recorded later is done.
+    virtual void copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) = 0;
+    /// Queues one copy of all `rows`, with the same rules.
+    virtual void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) = 0;
+    /// Returns the position after all copies that are queued so far.
+    virtual std::shared_ptr<DeviceEvent> record() = 0;
+    /// Lets the copies that are queued from now on happen after `event`. The event need not be kept.
+    virtual void wait_for(const DeviceEvent& event) = 0;
+    /// Blocks until no copy of this queue is in progress, whether they succeeded or not.
+    virtual void drain() noexcept = 0;
+};
+
+/// A stream of the caller: a queue in which a program puts its kernels. Safemap orders its copies before and after
+/// them, and neither keeps the stream nor destroys it.
+///
+/// Example:
+///     safemap::Lease lease = weights.acquire(layer, safemap::NativeStream::cuda(stream));
+///     launch_kernels(lease, stream);
+///     lease.release(safemap::NativeStream::cuda(stream));
+struct NativeStream {
+    enum class Kind : std::uint8_t { none, cuda, opencl };
+
+    Kind kind = Kind::none;
+    void* handle = nullptr;
+
+    /// A CUstream or cudaStream_t. Null is the legacy default stream.
+    static NativeStream cuda(void* stream) noexcept { return {Kind::cuda, stream}; }
+    /// A cl_command_queue.
+    static NativeStream opencl(void* queue) noexcept { return {Kind::opencl, queue}; }
+    /// Returns true if this is a stream.
+    explicit operator bool() const noexcept { return kind != Kind::none; }
+    bool operator==(const NativeStream&) const noexcept = default;
+};
+
+/// One device. Derive from Device to upload to other kinds of memory. Implementations are thread-safe.
+///
+/// When a call fails because the device failed, it throws device_failed, and so does every later call. No copy is in
+/// progress then.
 ///
 /// Example:
 ///     std::shared_ptr<safemap::Device> host = safemap::Device::open("host");
@@ -65,7 +111,7 @@ struct RowCopy {
 class SAFEMAP_API Device {
 public:
     virtual ~Device() = default;
-    /// Opens the device with this name: "host"; later "opencl:N" and "cuda:N". Throws no_such_device, which lists the
+    /// Opens the device with this name: "host", "cuda:N" or "opencl:N". Throws no_such_device, which lists the
     /// available devices.
     static std::shared_ptr<Device> open(std::string_view name);
 
@@ -79,17 +125,25 @@ public:
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
 
-    /// Queues a copy of the bytes `part` of `from` to `to` at `offset`, and returns an event at once. The staging
-    /// buffer must not change until the event is done.
-    virtual std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
-                                                        const std::shared_ptr<StagingBuffer>& from, Extent part) = 0;
-    /// Queues one copy of all `rows`, with the same rules.
-    virtual std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
-                                                             const std::shared_ptr<StagingBuffer>& from,
-                                                             const RowCopy& rows) = 0;
-    /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Meant for
-    /// verification.
+    /// The queues of a device. They do not wait for each other: a copy of the one that somebody waits for is not behind
+    /// a gigabyte of the other.
+    enum class Lane : std::uint8_t { demand, bulk };
+    /// Returns a queue, which lives as long as the device.
+    virtual DeviceQueue& queue(Lane lane) = 0;
+
+    /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Does not wait for
+    /// work of the queues or of callers' streams. Meant for verification.
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;
+
+    /// Lets the work that is put into `stream` from now on happen after `event`, without blocking the host. The event
+    /// need not be kept. Throws invalid_argument if the stream is of another kind than the device. This implementation
+    /// always does.
+    virtual void make_wait(NativeStream stream, const DeviceEvent& event);
+    /// Returns the position after all work that is in `stream` so far. Throws as make_wait().
+    virtual std::shared_ptr<DeviceEvent> record(NativeStream stream);
+    /// Returns true if what is put into `stream` is being captured, into a CUDA graph, instead of done. Throws as
+    /// make_wait().
+    virtual bool is_capturing(NativeStream stream) const;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -122,8 +122,10 @@ enum class Errc : std::uint8_t {
     too_many_open_files,  ///< EMFILE, ENFILE
     out_of_memory,        ///< an allocation failed
     io_error,             ///< any other failed system call
+    device_failed,        ///< a device that failed; everything it held is lost
     file_changed,         ///< a file that changed after it was opened
     busy,                 ///< a path that another process is writing to
+    deadline_passed,      ///< tensors that were not on a device at the caller's deadline
 
     cancelled,  ///< stopped by the caller's progress function or stop token
 };

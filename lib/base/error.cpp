@@ -127,8 +127,10 @@ constexpr std::array table{
     Row{Errc::too_many_open_files, "too_many_open_files", check_system, "too many open files"},
     Row{Errc::out_of_memory, "out_of_memory", free_space, "out of memory"},
     Row{Errc::io_error, "io_error", check_system, "input or output error"},
+    Row{Errc::device_failed, "device_failed", check_system, "the device failed"},
     Row{Errc::file_changed, "file_changed", retry, "the file changed after it was opened"},
     Row{Errc::busy, "busy", retry, "another process is writing there"},
+    Row{Errc::deadline_passed, "deadline_passed", retry, "the deadline passed"},
 
     Row{Errc::cancelled, "cancelled", none, "cancelled"},
 };

@@ -24,6 +24,13 @@ constexpr Backend backends[] = {
     {"host", device::open_host, [] { return std::string("host"); }},
 };
 
+[[noreturn]] void refuse(NativeStream stream, const std::string& device) {
+    const char* const kind = stream.kind == NativeStream::Kind::cuda     ? "a CUDA stream"
+                             : stream.kind == NativeStream::Kind::opencl ? "an OpenCL queue"
+                                                                         : "no stream";
+    throw Error(Errc::invalid_argument, std::string(kind) + " was given to the device " + safemap::quoted(device));
+}
+
 std::string what_there_is() {
     std::string all;
     for (const Backend& backend : backends) {
@@ -50,5 +57,9 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
     }
     throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; available: " + what_there_is());
 }
+
+void Device::make_wait(NativeStream stream, const DeviceEvent&) { refuse(stream, name()); }
+std::shared_ptr<DeviceEvent> Device::record(NativeStream stream) { refuse(stream, name()); }
+bool Device::is_capturing(NativeStream stream) const { refuse(stream, name()); }
 
 }  // namespace safemap::SAFEMAP_ABI

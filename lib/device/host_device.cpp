@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <new>
@@ -99,7 +100,7 @@ private:
 class DoneEvent final : public DeviceEvent {
 public:
     bool done() const override { return true; }
-    void wait() const override {}
+    bool wait_until(std::chrono::steady_clock::time_point) const override { return true; }
 };
 
 void require_inside(Extent part, std::uint64_t size, const char* what) {
@@ -122,6 +123,26 @@ std::optional<std::uint64_t> available_memory() {
     return std::nullopt;
 }
 
+/// Copies before it returns.
+class HostQueue final : public DeviceQueue {
+public:
+    void copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) override {
+        require_inside(part, from.bytes().size(), "a staging buffer");
+        require_inside({offset, part.size}, to.size(), "device memory");
+        if (part.size > 0) std::memcpy(to.host_bytes().data() + offset, from.bytes().data() + part.offset, part.size);
+    }
+    void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) override {
+        for (std::uint64_t row = 0; row < rows.rows; ++row)
+            copy(to, rows.to + row * rows.to_pitch, from, {rows.from + row * rows.from_pitch, rows.row_bytes});
+    }
+    std::shared_ptr<DeviceEvent> record() override { return done_; }
+    void wait_for(const DeviceEvent& event) override { event.wait(); }
+    void drain() noexcept override {}
+
+private:
+    const std::shared_ptr<DeviceEvent> done_ = std::make_shared<DoneEvent>();
+};
+
 class HostDevice final : public Device {
 public:
     const std::string& name() const noexcept override { return name_; }
@@ -139,22 +160,7 @@ public:
         return std::make_shared<HostStaging>(size);
     }
 
-    std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
-                                                const std::shared_ptr<StagingBuffer>& from, Extent part) override {
-        require_inside(part, from->bytes().size(), "a staging buffer");
-        require_inside({offset, part.size}, to->size(), "device memory");
-        if (part.size > 0) std::memcpy(to->host_bytes().data() + offset, from->bytes().data() + part.offset, part.size);
-        return done_;
-    }
-
-    std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
-                                                     const std::shared_ptr<StagingBuffer>& from,
-                                                     const RowCopy& rows) override {
-        for (std::uint64_t row = 0; row < rows.rows; ++row)
-            copy_to_device(to, rows.to + row * rows.to_pitch, from,
-                           {rows.from + row * rows.from_pitch, rows.row_bytes});
-        return done_;
-    }
+    DeviceQueue& queue(Lane) override { return queue_; }
 
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
         require_inside({offset, to.size()}, from.size(), "device memory");
@@ -163,7 +169,7 @@ public:
 
 private:
     std::string name_ = "host";
-    std::shared_ptr<DeviceEvent> done_ = std::make_shared<DoneEvent>();
+    HostQueue queue_;
 };
 
 }  // namespace
