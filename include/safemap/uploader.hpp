@@ -81,19 +81,23 @@ public:
     /// Throws budget_exceeded, and whatever reading throws; then this call leaves no lease. Never waits for memory that
     /// a lease holds: that is budget_exceeded, whose message has the bytes needed and leased. Throws invalid_argument
     /// for a bundle of another uploader, or of none.
-    Lease acquire(const Bundle& bundle);
-    /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and does not upload
-    /// the bundle. Also returns nothing at a moment at which another thread is just looking for memory to evict. Throws
-    /// invalid_argument as acquire() does.
-    std::optional<Lease> try_acquire(const Bundle& bundle);
+    ///
+    /// With a stream: returns when the tensors are read and their copies queued, and lets the work that is put into the
+    /// stream from now on happen after them, without blocking the host. The lease is for the work of that stream; see
+    /// Lease. Throws device_failed if the device failed, and invalid_argument for a stream of another kind of device.
+    Lease acquire(const Bundle& bundle, NativeStream stream = {});
+    /// Leases the tensors of a bundle if all of them are on the device, or queued to be copied there. Returns nothing
+    /// otherwise, and does not upload the bundle. Also returns nothing at a moment at which another thread is just
+    /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
+    std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
     /// and whatever acquire() throws.
-    Lease acquire(std::string_view name);
-    Lease acquire(const char* name) { return acquire(std::string_view(name)); }
+    Lease acquire(std::string_view name, NativeStream stream = {});
+    Lease acquire(const char* name, NativeStream stream = {}) { return acquire(std::string_view(name), stream); }
     /// Acquires bundle(selection). If tensors of the selection belong to other bundles, leases all of those bundles.
     /// Throws as bundle() and acquire() do.
-    Lease acquire(const Selection& selection);
+    Lease acquire(const Selection& selection, NativeStream stream = {});
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or in
     /// this list. Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is

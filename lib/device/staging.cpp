@@ -2,16 +2,11 @@
 
 #include "device/staging.hpp"
 
+#include "device/fences.hpp"
+
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
-
-void wait_until_done(const DeviceEvent& copy) noexcept {
-    try {
-        copy.wait();
-    } catch (...) {
-    }
-}
 
 StagingRing::Loan::Loan(StagingRing& ring, Slot slot) noexcept : ring_(&ring), slot_(std::move(slot)) {}
 

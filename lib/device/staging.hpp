@@ -13,10 +13,6 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Waits for a copy, even if it fails: its buffer is free then, too. A caller that needs the data waits for the event
-/// itself.
-void wait_until_done(const DeviceEvent& copy) noexcept;
-
 /// A ring of buffers of one size, allocated when first needed. Each buffer is fenced by the event of the last copy out
 /// of it, so no thread gets a buffer that the device may still read. All members may be called from several threads at
 /// once.
