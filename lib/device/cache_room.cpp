@@ -179,9 +179,9 @@ void Cache::vacate(Holding& holding, Trash& trash) noexcept {
     holding.groups.clear();
 }
 
-/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing if
-/// other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when the
-/// plan needs it.
+/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing
+/// if other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when
+/// the plan needs it.
 Space Cache::evict(Group& group, Trash& trash) noexcept {
     if (!group.word.try_reserve()) return {};
     group.word.change(State::reserved, State::absent);
@@ -229,7 +229,8 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
 /// does jobs, too, until the upload is finished.
 void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept {
     Space space;
-    std::exception_ptr fault = fault_of(upload->group->layout.tensors.front().name(), [&] { space = provide(*upload); });
+    std::exception_ptr fault =
+        fault_of(upload->group->layout.tensors.front().name(), [&] { space = provide(*upload); });
     const bool is_provided = bool(space);
     if (is_provided && !space.memory->host_bytes().empty()) {
         wait_until_done(space.fences);

@@ -21,13 +21,12 @@ std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, s
         if (queue == nullptr) queue = &enter(lane);
         return *queue;
     };
-    const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
-                                   entered().copy(*space_.memory, offset_ + to, *loan.buffer(), from);
-                               },
-                               [&](RowCopy rows) {
-                                   rows.to += offset_;
-                                   entered().copy_rows(*space_.memory, *loan.buffer(), rows);
-                               }};
+    const FillPlan::Copies put{
+        [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, *loan.buffer(), from); },
+        [&](RowCopy rows) {
+            rows.to += offset_;
+            entered().copy_rows(*space_.memory, *loan.buffer(), rows);
+        }};
     std::uint64_t read = 0;
     std::exception_ptr fault;
     try {

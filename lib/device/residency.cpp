@@ -58,9 +58,9 @@ struct Candidate {
 }  // namespace
 
 void Holding::take_fences(Group& group) noexcept {
-    drop_done(fences);
     fences.splice(fences.end(), group.ready);
     fences.splice(fences.end(), group.uses);
+    drop_done(fences);
     group.pending.store(false, std::memory_order_relaxed);
 }
 

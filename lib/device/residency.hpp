@@ -25,7 +25,7 @@ struct Holding {
     std::uint32_t slot = no_slot;               // the number of the slot
     std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
-    Fences fences = {};                         // what groups left in progress in the memory
+    Fences fences = {};                         // work in progress that groups left in the memory
     std::vector<Group*> groups = {};
     std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
     std::size_t at = 0;       // position in the list of holdings
@@ -122,8 +122,8 @@ public:
     std::uint64_t total() const noexcept { return total_; }
     std::uint64_t peak() const noexcept { return peak_; }
 
-    /// Takes kept memory of exactly `size` bytes, if possible without fences in progress. Anything larger could take the
-    /// room of what else fits. Returns nothing without such memory.
+    /// Takes kept memory of exactly `size` bytes, if possible without fences in progress. Anything larger could take
+    /// the room of what else fits. Returns nothing without such memory.
     Space take(std::uint64_t size) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(Space space) noexcept;

@@ -9,10 +9,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 
 Upload::Upload(std::shared_ptr<Group> of)
-    : Task(of->plan.jobs()),
-      cache_(of->cache),
-      group(std::move(of)),
-      filling(*cache_.device_, cache_.staging_) {}
+    : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)), filling(*cache_.device_, cache_.staging_) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const auto lane = demanded ? Device::Lane::demand : Device::Lane::bulk;

@@ -38,8 +38,8 @@ public:
     std::atomic<int> copy_microseconds = 0;
     std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<bool> full = false;                  ///< every allocation fails
-    std::atomic<std::int64_t> fail_copy = -1;    ///< a copy that is refused
-    std::atomic<std::int64_t> fail_device = -1;  ///< a copy that was queued, and with which the device fails
+    std::atomic<std::int64_t> fail_copy = -1;        ///< a copy that is refused
+    std::atomic<std::int64_t> fail_device = -1;      ///< a copy that was queued, and with which the device fails
     std::atomic<std::int64_t> fail_staging = -1;
     /// One event fails to report its state after so many more successful reports; -1: none.
     const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
@@ -62,7 +62,7 @@ public:
     std::atomic<std::uint64_t> allocations = 0;
     std::atomic<std::uint64_t> staging = 0;
     std::atomic<std::uint64_t> copies = 0;
-    std::atomic<std::uint64_t> waits = 0;  ///< of a queue for an event
+    std::atomic<std::uint64_t> waits = 0;  ///< calls of wait_for()
 
     const std::string& name() const noexcept override { return name_; }
     std::uint64_t free_memory() const override { return 1'000'000; }
@@ -82,6 +82,45 @@ public:
         return std::make_shared<Staging>(size);
     }
     safemap::DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
+
+private:
+    struct Event;
+
+public:
+    /// A stream of a caller. Its work is done when the test says so.
+    struct Stream {
+        std::atomic<bool> captured = false;
+        std::atomic<int> waits = 0;  ///< calls of make_wait()
+        std::atomic<int> records = 0;
+
+        safemap::NativeStream native() noexcept { return safemap::NativeStream::cuda(this); }
+        /// Ends all work that is in the stream.
+        void finish() {
+            const std::lock_guard lock(mutex);
+            for (const auto& event : recorded) event->finish();
+            recorded.clear();
+        }
+
+    private:
+        friend class FakeDevice;
+        std::mutex mutex;
+        std::vector<std::shared_ptr<Event>> recorded;
+    };
+    void make_wait(safemap::NativeStream stream, const safemap::DeviceEvent&) override {
+        require_alive(*failed_);
+        ++stream_of(stream).waits;
+    }
+    std::shared_ptr<safemap::DeviceEvent> record(safemap::NativeStream stream) override {
+        require_alive(*failed_);
+        Stream& of = stream_of(stream);
+        auto event = make_event();
+        const std::lock_guard lock(of.mutex);
+        of.recorded.push_back(event);
+        ++of.records;
+        return event;
+    }
+    bool is_capturing(safemap::NativeStream stream) const override { return stream_of(stream).captured; }
+
     void copy_to_host(std::span<std::byte> to, const safemap::DeviceMemory& from, std::uint64_t offset) override {
         const auto& contents = *static_cast<const Memory&>(from).contents;
         const std::lock_guard lock(contents.mutex);
@@ -118,7 +157,7 @@ private:
         std::span<std::byte> bytes() const noexcept override { return memory; }
         mutable std::vector<std::byte> memory;
     };
-    struct Event final : safemap::DeviceEvent {
+    struct Event final : safemap::DeviceEvent, std::enable_shared_from_this<Event> {
         Event(std::shared_ptr<std::atomic<std::int64_t>> fail, std::shared_ptr<std::atomic<bool>> of)
             : fail_done(std::move(fail)), failed(std::move(of)) {}
         bool done() const override {
@@ -133,6 +172,7 @@ private:
             // The end of time is no time that can be converted to another clock.
             if (deadline == std::chrono::steady_clock::time_point::max()) changed.wait(lock, ended);
             else if (!changed.wait_until(lock, deadline, ended)) return false;
+            lock.unlock();
             require_alive(*failed);
             return true;
         }
@@ -140,6 +180,10 @@ private:
             const std::lock_guard lock(mutex);
             is_done = true;
             changed.notify_all();
+        }
+        void wait_to_end() const {
+            std::unique_lock lock(mutex);
+            changed.wait(lock, [&] { return is_done; });
         }
         const std::shared_ptr<std::atomic<std::int64_t>> fail_done;
         const std::shared_ptr<std::atomic<bool>> failed;
@@ -155,6 +199,7 @@ private:
         std::vector<std::byte> expected = {};  // all rows, without gaps
         bool fails = false;
         std::shared_ptr<Event> event = {};
+        std::shared_ptr<const Event> until = {};
     };
     class Queue final : public safemap::DeviceQueue {
     public:
@@ -192,11 +237,12 @@ private:
             device_.push(std::move(end));
             return event;
         }
-        /// Copies are done by one thread, in the order in which they were queued, so only streams need a wait.
         void wait_for(const safemap::DeviceEvent& event) override {
             require_alive(*device_.failed_);
             ++device_.waits;
-            event.wait();
+            Copy wait;
+            wait.until = dynamic_cast<const Event&>(event).shared_from_this();
+            device_.push(std::move(wait));
         }
         void drain() noexcept override {
             std::unique_lock lock(device_.mutex_);
@@ -207,6 +253,11 @@ private:
         FakeDevice& device_;
     };
 
+    static Stream& stream_of(safemap::NativeStream stream) {
+        if (stream.kind != safemap::NativeStream::Kind::cuda)
+            throw safemap::Error(safemap::Errc::invalid_argument, "no stream of the fake device");
+        return *static_cast<Stream*>(stream.handle);
+    }
     static void require_alive(const std::atomic<bool>& failed) {
         if (failed) throw safemap::Error(safemap::Errc::device_failed, "the device fell off");
     }
@@ -259,6 +310,7 @@ private:
     }
     void perform(Copy& copy) {
         if (copy.event) return copy.event->finish();
+        if (copy.until) return copy.until->wait_to_end();
         if (*failed_) {
             --copy.to->copies;
             return;
