@@ -59,6 +59,9 @@ public:
     std::shared_ptr<Group> owner_of(const LazyTensor& tensor) const { return owners_.find(tensor); }
     UploadStats stats() const;
 
+    /// Does the same as Uploader::fill.
+    std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after);
+
     /// Does the same as Uploader::follow. An empty order ends the plan.
     void follow(std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
     /// Returns true if there is a plan: then reached() must be told of each lease that was taken in one step.
@@ -112,6 +115,8 @@ private:
     void end_leases(const BundleData& bundle) noexcept;
     void note_failure(const std::exception_ptr& fault) noexcept;
     [[noreturn]] void throw_lost() const;
+
+    void require_foreign(std::span<const FillTarget> targets) const;
 
     // Room.
     bool admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash);

@@ -15,34 +15,19 @@ std::uint64_t Filling::fill(const Layout& layout, const FillPlan& plan, std::siz
 
 std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                                    Device::Lane lane) {
-    StagingRing::Loan loan = staging_.take();
-    DeviceQueue* queue = nullptr;  // set when copies are queued
-    const auto entered = [&]() -> DeviceQueue& {
-        if (queue == nullptr) queue = &enter(lane);
-        return *queue;
-    };
-    const FillPlan::Copies put{
-        [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, *loan.buffer(), from); },
-        [&](RowCopy rows) {
-            rows.to += offset_;
-            entered().copy_rows(*space_.memory, *loan.buffer(), rows);
-        }};
-    std::uint64_t read = 0;
-    std::exception_ptr fault;
-    try {
-        read = plan.fill(layout, i, worker, loan.buffer()->bytes(), put);
-    } catch (...) {
-        fault = std::current_exception();
-    }
-    // Whatever happened, the slab is in use until its copies are done.
-    try {
-        if (queue != nullptr) loan.fence(queue->record());
-    } catch (...) {
-        queue->drain();
-        if (!fault) fault = std::current_exception();
-    }
-    if (fault) std::rethrow_exception(fault);
-    return read;
+    return staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+        const auto entered = [&]() -> DeviceQueue& {
+            if (queue == nullptr) queue = &enter(lane);
+            return *queue;
+        };
+        const FillPlan::Copies put{
+            [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, *slab, from); },
+            [&](RowCopy rows) {
+                rows.to += offset_;
+                entered().copy_rows(*space_.memory, *slab, rows);
+            }};
+        return plan.fill(layout, i, worker, slab->bytes(), put);
+    });
 }
 
 /// Returns the queue of a lane, whose next copies happen after the fences of the memory.

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -54,6 +55,12 @@ public:
     /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
     /// be allocated.
     Loan take();
+
+    /// Takes a buffer, lets `fill` read into it and queue copies out of it, and keeps the buffer in use until they are
+    /// done, even if `fill` throws. `fill` returns the bytes that it read, and sets `queue` before it queues a copy.
+    /// Throws what `fill` throws, out_of_memory and device_failed.
+    std::uint64_t lend(
+        const std::function<std::uint64_t(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
 
 private:
     using Slot = Loan::Slot;

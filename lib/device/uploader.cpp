@@ -85,6 +85,10 @@ std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream st
     return lease;
 }
 
+std::shared_ptr<DeviceEvent> Uploader::fill(std::span<const FillTarget> targets, NativeStream after) {
+    return impl_->cache->fill(targets, after);
+}
+
 void Uploader::follow(const UploadPlan& plan) {
     std::vector<std::shared_ptr<const BundleData>> order;
     order.reserve(plan.order.size());

@@ -103,6 +103,11 @@ public:
     }
     void prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
 
+    std::shared_ptr<safemap::DeviceEvent> fill(const std::vector<safemap::FillTarget>& targets,
+                                               safemap::NativeStream after = {}) const {
+        return cache_->fill(targets, after);
+    }
+
     void evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
     /// Evicts the groups that own the tensors.
     void evict(const std::vector<safemap::LazyTensor>& tensors) const {

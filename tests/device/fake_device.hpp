@@ -148,6 +148,7 @@ private:
         }
         std::uint64_t size() const noexcept override { return contents->bytes.size(); }
         void* handle() const noexcept override { return const_cast<Memory*>(this); }
+        bool has_address() const noexcept override { return false; }
 
         FakeDevice& device;
         const std::shared_ptr<Contents> contents;
