@@ -128,6 +128,7 @@ public:
     void release(NativeStream stream);
 
 private:
+    friend class Ticket;
     friend class Uploader;
     Lease(std::shared_ptr<const device::BundleData> data, NativeStream stream) noexcept
         : data_(std::move(data)), stream_(stream) {}

@@ -24,6 +24,7 @@
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>
+#include <safemap/ticket.hpp>
 #include <safemap/training_layout.hpp>
 #include <safemap/upload_plan.hpp>
 #include <safemap/uploader.hpp>

@@ -5,6 +5,7 @@
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/ticket.hpp>
 #include <safemap/upload_plan.hpp>
 
 #include <chrono>
@@ -93,11 +94,18 @@ public:
     /// With a stream: returns when the tensors are read and their copies queued, and lets the work that is put into the
     /// stream from now on happen after them, without blocking the host. The lease is for the work of that stream; see
     /// Lease. Throws device_failed if the device failed, and invalid_argument for a stream of another kind of device.
-    Lease acquire(const Bundle& bundle, NativeStream stream = {});
+    ///
+    /// Throws deadline_passed and cancelled as `request` says.
+    Lease acquire(const Bundle& bundle, NativeStream stream = {}, const Request& request = {});
     /// Leases the tensors of a bundle if all of them are on the device, or queued to be copied there. Returns nothing
     /// otherwise, and does not upload the bundle. Also returns nothing at a moment at which another thread is just
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
     std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
+
+    /// Begins what acquire() does, and returns when the bundle has its memory. Reader threads upload it, unless
+    /// Ticket::wait() comes first and takes part. Throws as acquire() does; an error of reading is thrown by
+    /// Ticket::wait().
+    Ticket request(const Bundle& bundle, const Request& request = {});
 
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
     /// and whatever acquire() throws.

@@ -10,6 +10,7 @@
 #include "device/upload.hpp"
 
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/ticket.hpp>
 #include <safemap/uploader.hpp>
 
 #include <atomic>
@@ -28,6 +29,13 @@ namespace safemap::SAFEMAP_ABI::device {
 /// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
 enum class Keep : std::uint8_t { no, yes };
 
+/// Returns false if the deadline passed, or a stop was requested.
+bool is_wanted(const Request& request) noexcept;
+/// Throws deadline_passed or cancelled then.
+void require_wanted(const Request& request);
+/// Returns true if that can happen.
+bool is_limited(const Request& request) noexcept;
+
 /// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
 /// while anything is read, or while a copy is waited for. The words of groups are also changed without it.
 class Cache : public std::enable_shared_from_this<Cache> {
@@ -44,15 +52,27 @@ public:
     static bool try_lease(const BundleData& bundle) noexcept;
     /// Leases all groups, and uploads those that are absent. The calling thread takes part. Throws as
     /// Uploader::acquire().
-    void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep);
+    void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request);
     /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
     /// the caller, who is blocked until they are done. Throws device_failed.
-    void order(const BundleData& bundle, NativeStream stream);
+    void order(const BundleData& bundle, NativeStream stream, const Request& request = {});
     /// Throws invalid_argument if the device has no streams of this kind. Returns false for one that is being captured:
     /// nothing can be ordered before it or after it.
     bool can_order(NativeStream stream) const;
     /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
     void release(const BundleData& bundle, NativeStream stream) noexcept;
+
+    using Uploads = std::vector<std::shared_ptr<Upload>>;
+    /// Leases all groups, and begins to upload those that are absent. Returns the uploads to wait for. Throws as
+    /// lease(); then nothing is leased.
+    Uploads request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
+    /// Waits for these uploads. Throws as lease(); then nothing is leased.
+    void end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request, const Uploads& uploads);
+    /// Ends the leases instead, and the uploads that nobody else wants.
+    void cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept;
+    bool are_over(const Uploads& uploads) const noexcept;
+    /// Returns true if no copy of a bundle is in progress, which is leased and resident.
+    static bool is_there(const BundleData& bundle) noexcept;
 
     void prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
     void evict(std::span<const std::shared_ptr<Group>> groups);
@@ -80,7 +100,6 @@ private:
     friend class Upload;
     using Lock = std::unique_lock<std::mutex>;
     using State = Word::State;
-    using Uploads = std::vector<std::shared_ptr<Upload>>;
     using Bundles = std::list<std::shared_ptr<const BundleData>>;
     using Groups = std::vector<std::shared_ptr<Group>>;
 
@@ -101,16 +120,21 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(Lock& lock, const BundleData& bundle, Worker& worker, Uploads& uploads, Trash& trash);
-    void hurry(const std::shared_ptr<Upload>& upload);
+    Uploads begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps);
+    void end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request,
+                  const Uploads& uploads, Worker& worker);
+    void abandon(const Uploads& uploads) noexcept;
+    Groups join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker, Uploads& uploads,
+                         Trash& trash);
+    void hurry(const std::shared_ptr<Upload>& upload, const Request& request);
     Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
-    void wait_for(const Uploads& uploads, Worker& worker);
+    void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
     void keep(const std::shared_ptr<const BundleData>& bundle);
     void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);
     [[noreturn]] void refuse(const BundleData& bundle) const;
 
     // Order.
-    void order(Group& group, NativeStream stream);
+    void order(Group& group, NativeStream stream, const Request& request);
     void remember_use(const BundleData& bundle, NativeStream stream);
     void end_leases(const BundleData& bundle) noexcept;
     void note_failure(const std::exception_ptr& fault) noexcept;
@@ -145,12 +169,12 @@ private:
     void begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash);
 
     // Memory.
-    void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
+    void prepare(const std::shared_ptr<Upload>& upload, bool helps, Deadline deadline = Deadline::max()) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
-    Space provide(Upload& upload);
-    Space settle_in(Holding& holding, Space space);
+    bool provide(Upload& upload, Deadline deadline, Space& space);
+    bool get_memory(Lock& lock, Upload& upload, Deadline deadline);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
-    void free(Lock& lock, Space space) noexcept;
+    bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
     void free_kept(Lock& lock) noexcept;
     void free_unleased(const BundleData& bundle) noexcept;
     void evict_all(Lock& lock, Trash& trash) noexcept;

@@ -13,7 +13,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-/// The addresses that memory takes, or one for the handle if that is no address.
+/// The addresses that memory takes; of a handle of another kind, the handle alone.
 struct Range {
     std::uintptr_t begin;
     std::uintptr_t end;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <condition_variable>
 #include <exception>
 #include <utility>
 
@@ -103,7 +104,7 @@ bool Cache::await_small(Lock& lock, Worker& worker) {
     const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
     if (found == uploads_.end()) return false;
     const auto upload = (*found)->group->upload;
-    hurry(upload);
+    hurry(upload, {});
     lock.unlock();
     wait_for({upload}, worker);
     lock.lock();
@@ -139,7 +140,8 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     }
     // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
     if (!upload.providing) leave(upload);
-    if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    // Who has it in hand calls arrive().
+    if (!upload.waits_for_help && (!upload.submitted || !readers_.cancel(upload))) return;
     if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
     upload.finished = true;
@@ -225,18 +227,22 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
     }
 }
 
-/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. `helps`: this thread
-/// does jobs, too, until the upload is finished.
-void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept {
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. At the deadline, leaves
+/// the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload is finished.
+void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, Deadline deadline) noexcept {
     Space space;
+    bool in_time = true;
     std::exception_ptr fault =
-        fault_of(upload->group->layout.tensors.front().name(), [&] { space = provide(*upload); });
-    const bool is_provided = bool(space);
-    if (is_provided && !space.memory->host_bytes().empty()) {
-        wait_until_done(space.fences);
-        space.fences.clear();
-    }
+        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, deadline, space); });
     Lock lock(mutex_);
+    if (!in_time && !upload->cancelled) {
+        Holding& holding = *upload->group->holding;
+        if (!holding.shared) holding.fences.splice(holding.fences.end(), space.fences);
+        upload->providing = false;
+        upload->waits_for_help = true;
+        return changed_.notify_all();
+    }
+    const bool is_provided = space && !fault;
     upload->filling.set(std::move(space), upload->group->offset);
     if (!is_provided || upload->cancelled) {
         lock.unlock();
@@ -245,13 +251,14 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept 
     upload->submitted = true;
     changed_.notify_all();
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
+    const int priority = upload->priority;
     lock.unlock();
     if (upload->jobs() == 0) return upload->finish();
     // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
     // may wait no longer, so `demanded` is not enough.
     if (upload->jobs() == 1 && helps) return;
     try {
-        readers_.submit(upload, lane);
+        readers_.submit(upload, lane, priority);
     } catch (...) {
         if (!helps) give_up(*upload, std::current_exception());
     }
@@ -268,51 +275,63 @@ void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
     upload.finish();
 }
 
-/// Returns the memory of the holding that an upload has, with the fences of what was there before. Returns nothing if
-/// the upload was cancelled.
-Space Cache::provide(Upload& upload) {
+/// Gets the memory of the holding that an upload has, with the fences of what was there before. Gets nothing if the
+/// upload was cancelled. Returns false at the deadline.
+bool Cache::provide(Upload& upload, Deadline deadline, Space& space) {
     Lock lock(mutex_);
-    if (upload.cancelled) return {};
+    if (upload.cancelled) return true;
     upload.providing = true;
+    upload.waits_for_help = false;
     Holding& holding = *upload.group->holding;
-    if (holding.memory) return settle_in(holding, {});
-    const std::uint64_t size = holding.size;
-    if (Space kept = heap_.take(size)) return settle_in(holding, std::move(kept));
-    while (!heap_.fits(size)) {
-        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old));
-        else changed_.wait(lock);
-        if (upload.cancelled) return {};
-    }
-    heap_.coming(size);
+    if (!holding.memory && !get_memory(lock, upload, deadline)) return false;
+    if (upload.cancelled) return true;
+    space.memory = holding.memory;
+    if (holding.shared) space.fences = holding.fences;  // others have to wait for them, too
+    else space.fences.swap(holding.fences);
     lock.unlock();
-    std::shared_ptr<DeviceMemory> memory;
-    try {
-        memory = allocate(size);
-    } catch (...) {
-        lock.lock();
-        heap_.gone(size);
-        changed_.notify_all();
-        throw;
-    }
-    lock.lock();
-    Space allocated{std::move(memory)};
-    if (!upload.cancelled) return settle_in(holding, std::move(allocated));
-    heap_.keep(std::move(allocated));
-    changed_.notify_all();
-    return {};
+    if (space.memory->host_bytes().empty()) return true;
+    if (!wait_until_done(space.fences, deadline)) return false;
+    space.fences.clear();
+    return true;
 }
 
-/// Gives a holding its memory, unless it has it. Returns the memory with the fences that a group has to wait for which
-/// is put into it.
-Space Cache::settle_in(Holding& holding, Space space) {
-    if (space) {
-        holding.memory = std::move(space.memory);
-        holding.fences.splice(holding.fences.end(), space.fences);
-        if (holding.shared) residency_.open(&holding);
+/// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false at the deadline.
+bool Cache::get_memory(Lock& lock, Upload& upload, Deadline deadline) {
+    Holding& holding = *upload.group->holding;
+    const std::uint64_t size = holding.size;
+    Space space = heap_.take(size);
+    while (!space && !heap_.fits(size)) {
+        if (Space old = heap_.take_to_free(size)) {
+            if (!free(lock, std::move(old), deadline)) return false;
+        } else if (deadline == Deadline::max()) {
+            changed_.wait(lock);
+        } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+            return false;
+        }
+        if (upload.cancelled) return true;
     }
-    // In a block, others have to wait for them, too.
-    if (holding.shared) return {holding.memory, holding.fences};
-    return {holding.memory, std::exchange(holding.fences, {})};
+    if (!space) {
+        heap_.coming(size);
+        lock.unlock();
+        try {
+            space.memory = allocate(size);
+        } catch (...) {
+            lock.lock();
+            heap_.gone(size);
+            changed_.notify_all();
+            throw;
+        }
+        lock.lock();
+    }
+    if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
+        heap_.keep(std::move(space));
+        changed_.notify_all();
+        return true;
+    }
+    holding.memory = std::move(space.memory);
+    holding.fences.splice(holding.fences.end(), space.fences);
+    if (holding.shared) residency_.open(&holding);
+    return true;
 }
 
 /// Allocates device memory. If the device is full, frees what is kept, and tries once more.
@@ -329,15 +348,17 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
 }
 
 /// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
-/// it is free.
-void Cache::free(Lock& lock, Space space) noexcept {
+/// it is free. Returns false, and keeps it, if it is in use until the deadline.
+bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
     const std::uint64_t size = space.memory->size();
     lock.unlock();
-    wait_until_done(space.fences);
-    space.memory.reset();
+    const bool is_idle = wait_until_done(space.fences, deadline);
+    if (is_idle) space.memory.reset();
     lock.lock();
-    heap_.gone(size);
+    if (is_idle) heap_.gone(size);
+    else heap_.keep(std::move(space));
     changed_.notify_all();
+    return is_idle;
 }
 
 void Cache::free_kept(Lock& lock) noexcept {

@@ -27,15 +27,16 @@ bool are_done(const Fences& fences) noexcept { return std::ranges::all_of(fences
 
 void drop_done(Fences& fences) noexcept { fences.remove_if(is_done); }
 
-void wait_until_done(const DeviceEvent& event) noexcept {
+bool wait_until_done(const DeviceEvent& event, Deadline deadline) noexcept {
     try {
-        event.wait();
+        return event.wait_until(deadline);
     } catch (...) {
+        return true;
     }
 }
 
-void wait_until_done(const Fences& fences) noexcept {
-    for (const Fence& fence : fences) wait_until_done(*fence.event);
+bool wait_until_done(const Fences& fences, Deadline deadline) noexcept {
+    return std::ranges::all_of(fences, [&](const Fence& fence) { return wait_until_done(*fence.event, deadline); });
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

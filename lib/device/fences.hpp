@@ -3,6 +3,7 @@
 
 #include <safemap/device.hpp>
 
+#include <chrono>
 #include <list>
 #include <memory>
 
@@ -31,9 +32,10 @@ void add(Fences& fences, Fence fence);
 bool are_done(const Fences& fences) noexcept;
 /// Removes the fences that are done.
 void drop_done(Fences& fences) noexcept;
+using Deadline = std::chrono::steady_clock::time_point;
 /// Waits for an event, even if it fails: what it guards is free then, too. A caller that needs the data waits for the
-/// event itself.
-void wait_until_done(const DeviceEvent& event) noexcept;
-void wait_until_done(const Fences& fences) noexcept;
+/// event itself. Returns false at the deadline.
+bool wait_until_done(const DeviceEvent& event, Deadline deadline = Deadline::max()) noexcept;
+bool wait_until_done(const Fences& fences, Deadline deadline = Deadline::max()) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::device

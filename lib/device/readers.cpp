@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <utility>
@@ -40,15 +41,22 @@ void Readers::expect(unsigned count) {
     expected_ = std::max(expected_, count);
 }
 
-void Readers::submit(const std::shared_ptr<Task>& task, Lane lane) {
+void Readers::submit(const std::shared_ptr<Task>& task, Lane lane, int priority) {
     {
         const std::lock_guard lock(mutex_);
         auto& queue = lane == Lane::demand ? demand_ : bulk_;
-        while (!queue.empty() && queue.front()->exhausted()) queue.pop_front();
-        queue.push_back(task);
+        while (!queue.empty() && queue.front().task->exhausted()) queue.pop_front();
+        auto place = queue.end();
+        while (place != queue.begin() && std::prev(place)->priority < priority) --place;
+        queue.insert(place, {task, priority});
         start_threads();
     }
     work_.notify_all();
+}
+
+bool Readers::have_threads() const {
+    const std::lock_guard lock(mutex_);
+    return !threads_.empty();
 }
 
 bool Readers::help(Task& task, Worker& worker) {
@@ -102,8 +110,8 @@ void Readers::start_threads() noexcept {
 /// Returns the first task that has a job left. A task leaves a queue when its last job has begun.
 std::shared_ptr<Task> Readers::next_task() {
     for (auto* queue : {&demand_, &bulk_}) {
-        while (!queue->empty() && queue->front()->exhausted()) queue->pop_front();
-        if (!queue->empty()) return queue->front();
+        while (!queue->empty() && queue->front().task->exhausted()) queue->pop_front();
+        if (!queue->empty()) return queue->front().task;
     }
     return nullptr;
 }

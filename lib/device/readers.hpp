@@ -42,7 +42,8 @@ private:
 };
 
 /// Threads that do the jobs of tasks: first of those that somebody waits for (demand), then of the others (bulk), each
-/// in the order in which they were submitted. All members may be called from several threads at once.
+/// by priority, and then in the order in which they were submitted. All members may be called from several threads at
+/// once.
 class Readers {
 public:
     enum class Lane : std::uint8_t { demand, bulk };
@@ -58,8 +59,11 @@ public:
 
     /// Makes sure that there will be at least `count` threads. They start with the first task.
     void expect(unsigned count);
-    /// Queues a task. A task may be queued in both lanes, and is done once.
-    void submit(const std::shared_ptr<Task>& task, Lane lane);
+    /// Queues a task behind those of the lane with the same or a higher priority. A task may be queued in both lanes,
+    /// or again with another priority, and is done once.
+    void submit(const std::shared_ptr<Task>& task, Lane lane, int priority = 0);
+    /// Returns true if there are threads. Without them, callers have to help.
+    bool have_threads() const;
     /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
     bool help(Task& task, Worker& worker);
     /// Returns true if a job of the task is left to begin.
@@ -81,8 +85,12 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable work_;
-    std::deque<std::shared_ptr<Task>> demand_;
-    std::deque<std::shared_ptr<Task>> bulk_;
+    struct Entry {
+        std::shared_ptr<Task> task;
+        int priority;
+    };
+    std::deque<Entry> demand_;  // by priority, highest first
+    std::deque<Entry> bulk_;
     std::vector<std::unique_ptr<Worker>> idle_;
     std::vector<std::thread> threads_;
     unsigned expected_ = 0;

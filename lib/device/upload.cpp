@@ -8,6 +8,14 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
+void throw_copy(const std::exception_ptr& fault) {
+    try {
+        std::rethrow_exception(fault);
+    } catch (const Error& error) {
+        throw Error(error);
+    }
+}
+
 Upload::Upload(std::shared_ptr<Group> of)
     : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)), filling(*cache_.device_, cache_.staging_) {}
 

@@ -32,6 +32,9 @@ template <class Work> std::exception_ptr fault_of(const std::string& tensor, Wor
     }
 }
 
+/// Throws a copy of `fault`. Each thread gets an Error of its own, to add context to.
+[[noreturn]] void throw_copy(const std::exception_ptr& fault);
+
 /// The task that fills the memory of a group. The lock of the cache guards all members but `filling`, which has its
 /// memory when the task is submitted.
 class Upload final : public Task {
@@ -50,6 +53,8 @@ public:
 
     std::atomic<bool> submitted = false;  // memory is set, and jobs may run
     std::atomic<bool> demanded = false;   // somebody waits for it
+    int priority = 0;                     // of those who wait for it, the highest
+    bool waits_for_help = false;          // who was getting its memory gave up at a deadline
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;
     bool providing = false;  // a thread is getting its memory, or has got it

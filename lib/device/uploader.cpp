@@ -2,6 +2,7 @@
 
 #include "checkpoint/all_names.hpp"
 #include "device/cache.hpp"
+#include "device/ticket.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/uploader.hpp>
@@ -64,13 +65,13 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
     return Bundle(impl_->cache->bundle({tensors.begin(), tensors.end()}));
 }
 
-Lease Uploader::acquire(const Bundle& bundle, NativeStream stream) {
+Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request& request) {
     const auto& data = own(bundle);
     const bool orders = impl_->cache->can_order(stream);
     const bool was_there = Cache::try_lease(*data);
-    if (!was_there) impl_->cache->lease(data, Keep::no);
+    if (!was_there) impl_->cache->lease(data, Keep::no, request);
     Lease lease(data, stream);
-    impl_->cache->order(*data, orders ? stream : NativeStream{});
+    impl_->cache->order(*data, orders ? stream : NativeStream{}, request);
     if (was_there && impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
@@ -100,6 +101,14 @@ std::uint64_t Uploader::sleep() { return impl_->cache->sleep(); }
 
 void Uploader::wake() { impl_->cache->wake(); }
 
+Ticket Uploader::request(const Bundle& bundle, const Request& request) {
+    auto data = std::make_unique<Ticket::Data>();
+    data->bundle = own(bundle);
+    data->request = request;
+    data->uploads = impl_->cache->request(data->bundle, request);
+    return Ticket(std::move(data));
+}
+
 Lease Uploader::acquire(std::string_view name, NativeStream stream) {
     const bool orders = impl_->cache->can_order(stream);
     auto data = impl_->known(name);
@@ -109,7 +118,7 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
         std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
         data = impl_->cache->bundle(std::move(tensors));
     }
-    if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes);
+    if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes, {});
     Lease lease(std::move(data), stream);
     impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
     if (!is_new) return lease;
@@ -122,7 +131,7 @@ Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
     const bool orders = impl_->cache->can_order(stream);
     auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
     // Without a group of its own, there is nothing that only this bundle owns.
-    impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no);
+    impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
     Lease lease(std::move(data), stream);
     impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
     return lease;

@@ -5,8 +5,10 @@
 #include "device/readers.hpp"
 
 #include <safemap/bundle.hpp>
+#include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/source.hpp>
 #include <safemap/uploader.hpp>
 
 #include <chrono>
@@ -21,6 +23,14 @@
 #include <vector>
 
 using BundlePtr = std::shared_ptr<const safemap::device::BundleData>;
+
+/// A checkpoint for an uploader whose bundles are made of other tensors.
+inline safemap::Checkpoint no_tensors() {
+    const std::string file("\x02\0\0\0\0\0\0\0{}", 10);
+    std::vector<std::byte> bytes(file.size());
+    std::transform(file.begin(), file.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
+    return safemap::Checkpoint::open(safemap::memory_source("empty.safetensors", std::move(bytes)));
+}
 
 /// The lease of a bundle, and a handle of it.
 class Held {
@@ -70,11 +80,11 @@ public:
 
     /// Leases a bundle of which the caller has a handle.
     Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no,
-                 safemap::NativeStream stream = {}) const {
+                 safemap::NativeStream stream = {}, const safemap::Request& request = {}) const {
         const bool orders = cache_->can_order(stream);
-        if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep);
+        if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep, request);
         Held held(bundle, stream);
-        cache_->order(*bundle, orders ? stream : safemap::NativeStream{});
+        cache_->order(*bundle, orders ? stream : safemap::NativeStream{}, request);
         return held;
     }
     /// Leases a bundle if it is there.

@@ -56,7 +56,7 @@ struct Targets {
 
     std::vector<FillTarget> all;
     std::vector<std::shared_ptr<DeviceMemory>> memory;
-    std::vector<std::vector<std::byte>> expected;  // of each memory, with what was there in the gaps
+    std::vector<std::vector<std::byte>> expected;  // each block, with what was there in the gaps
 };
 
 /// A tensor and memory for it on a fake device.

@@ -1,6 +1,7 @@
 // Tests standing orders: plans that are followed, layer streams, sleep and wake.
 #include <safemap/layer_stream.hpp>
 
+#include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
@@ -24,21 +25,6 @@
 using namespace safemap;
 
 namespace {
-
-template <class Condition> bool soon(Condition&& condition) {
-    for (int i = 0; i < 60'000; ++i) {
-        if (condition()) return true;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
-}
-
-Checkpoint no_tensors() {
-    const std::string file("\x02\0\0\0\0\0\0\0{}", 10);
-    std::vector<std::byte> bytes(file.size());
-    std::transform(file.begin(), file.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
-    return Checkpoint::open(memory_source("empty.safetensors", std::move(bytes)));
-}
 
 /// A model of layers, each with tensors of its own, and an uploader for it.
 struct Model {

@@ -1,0 +1,248 @@
+// Tests requests: tickets, deadlines, cancelling and priority.
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/fake_device.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/uploader.hpp>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace safemap;
+using safemap::device::Cache;
+using safemap::device::Keep;
+using safemap::device::Readers;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+Request within(int milliseconds) { return {.deadline = Clock::now() + std::chrono::milliseconds(milliseconds)}; }
+
+/// An uploader over nothing but the tensors that its bundles are made of.
+struct World {
+    explicit World(std::uint64_t budget = 1'000'000, std::shared_ptr<Device> device = Device::open("host"))
+        : uploader(std::in_place, std::move(device), no_tensors(),
+                   UploadOptions{.device_budget = budget, .readers = 2}) {}
+
+    Bundle bundle(const Bytes& bytes) { return uploader->bundle(std::span(&bytes.tensor, 1)); }
+
+    std::optional<Uploader> uploader;
+};
+
+}  // namespace
+
+TEST_CASE("a ticket is for a lease that comes later, and readers upload it meanwhile") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.hold();
+    Ticket ticket = world.uploader->request(bundle);
+    CHECK_FALSE(ticket.done());
+    bytes.counted.go_on();
+    CHECK(soon([&] { return ticket.done(); }));
+    CHECK(world.uploader->try_acquire(bundle));
+    const Lease lease = ticket.wait();
+    CHECK(lease.tensors()[0].name() == "t");
+    const auto value = value_of(bytes.tensor);
+    CHECK(std::ranges::equal(lease.tensors()[0].host_bytes(), value));
+    CHECK(ticket.done());
+    CHECK_FAULT(ticket.wait(), Errc::invalid_argument);
+    CHECK_FAULT(Ticket().wait(), Errc::invalid_argument);
+}
+
+TEST_CASE("a ticket holds its memory like a lease, until it is cancelled or destroyed") {
+    World world(100'000);
+    const Bytes one("one", 100'000);
+    const Bytes other("other", 100'000);
+    const Bundle first = world.bundle(one);
+    const Bundle second = world.bundle(other);
+    Ticket ticket = world.uploader->request(first);
+    CHECK_FAULT(world.uploader->request(second), Errc::budget_exceeded);
+    CHECK_FAULT(world.uploader->acquire(second), Errc::budget_exceeded);
+    ticket.cancel();
+    CHECK(ticket.done());
+    CHECK_OK(world.uploader->acquire(second));
+    { const Ticket gone = world.uploader->request(first); }
+    ticket = world.uploader->request(second);
+    ticket = Ticket();
+    CHECK_OK(world.uploader->acquire(first));
+}
+
+TEST_CASE("a cancelled ticket ends the upload, unless somebody else wants it") {
+    World world(100'000'000);
+    const Bytes bytes("t", 80'000'000);  // ten jobs
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.hold();
+    world.uploader->request(bundle).cancel();
+    bytes.counted.go_on();
+    CHECK(soon([&] { return world.uploader->stats().resident_bytes == 0; }));
+    CHECK_FALSE(world.uploader->try_acquire(bundle));
+    CHECK(bytes.counted.bytes() < 80'000'000);
+
+    Ticket first = world.uploader->request(bundle);
+    Ticket second = world.uploader->request(bundle);
+    first.cancel();
+    CHECK_OK(second.wait());
+    CHECK(world.uploader->try_acquire(bundle));
+}
+
+TEST_CASE("at the deadline acquire throws, and the upload goes on as a prefetch") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bytes other("other", 1'000'000);
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.hold();
+    std::optional<Error> late;
+    const auto began = Clock::now();
+    Ticket ticket = world.uploader->request(bundle);
+    late = error_of([&] { world.uploader->acquire(bundle, {}, within(20)); });
+    CHECK(Clock::now() >= began + std::chrono::milliseconds(20));
+    REQUIRE(late);
+    CHECK(late->code() == Errc::deadline_passed);
+    ticket.cancel();  // the reader has the only job in hand
+    bytes.counted.go_on();
+    CHECK_OK(world.uploader->acquire(bundle));
+
+    world.uploader->evict(bundle);
+    bytes.counted.hold();
+    ticket = world.uploader->request(bundle, within(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(6));
+    CHECK_FAULT(ticket.wait(), Errc::deadline_passed);
+    bytes.counted.go_on();
+    CHECK(soon([&] { return world.uploader->try_acquire(bundle).has_value(); }));
+    // Nothing is leased.
+    CHECK_OK(world.uploader->acquire(world.bundle(other)));
+}
+
+TEST_CASE("a deadline that passed before is refused, unless the bundle is there") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    const Request late = {.deadline = Clock::now() - std::chrono::seconds(1)};
+    CHECK_FAULT(world.uploader->acquire(bundle, {}, late), Errc::deadline_passed);
+    CHECK_FAULT(world.uploader->request(bundle, late), Errc::deadline_passed);
+    CHECK(bytes.counted.reads() == 0);
+    CHECK_OK(world.uploader->acquire(bundle));
+    CHECK_OK(world.uploader->acquire(bundle, {}, late));
+    CHECK_OK(world.uploader->request(bundle, late).wait());
+}
+
+TEST_CASE("a stop request ends a wait, and the upload") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.hold();
+    std::stop_source stop;
+    Ticket ticket = world.uploader->request(bundle, {.stop = stop.get_token()});
+    CHECK(soon([&] { return bytes.counted.reads() > 0; }));
+    std::thread stopper([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        stop.request_stop();
+    });
+    CHECK_FAULT(ticket.wait(), Errc::cancelled);
+    stopper.join();
+    CHECK_FAULT(world.uploader->acquire(bundle, {}, {.stop = stop.get_token()}), Errc::cancelled);
+    bytes.counted.go_on();
+    CHECK_OK(world.uploader->acquire(bundle));
+}
+
+TEST_CASE("an error of reading is thrown by the ticket") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.fail_after(0);
+    Ticket ticket = world.uploader->request(bundle);
+    CHECK_FAULT(ticket.wait(), Errc::io_error);
+    CHECK_OK(world.uploader->request(bundle).wait());
+}
+
+TEST_CASE("a ticket outlives its uploader") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bytes there("there", 100);
+    const Bundle bundle = world.bundle(bytes);
+    const Bundle resident = world.bundle(there);
+    world.uploader->acquire(resident);
+    Ticket kept = world.uploader->request(resident);
+    bytes.counted.hold();
+    Ticket ticket = world.uploader->request(bundle);
+    Ticket cancelled = world.uploader->request(bundle);
+    std::thread go_on([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        bytes.counted.go_on();
+    });
+    world.uploader.reset();
+    go_on.join();
+    CHECK(ticket.done());
+    CHECK_FAULT(ticket.wait(), Errc::cancelled);
+    const Lease lease = kept.wait();
+    CHECK(lease.tensors()[0].host_bytes().front() == value_of(there.tensor)[0]);
+}
+
+TEST_CASE("a copy that never ends is given up at the deadline or the stop request") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 20'000);
+    const Bytes bytes("t", 20'000);
+    const BundlePtr bundle = cache.bundle(bytes.tensor);
+    fake->pause(true);
+    CHECK_FAULT(cache.acquire(bundle, Keep::no, {}, within(5)), Errc::deadline_passed);
+    std::stop_source stop;
+    std::thread stopper([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        stop.request_stop();
+    });
+    CHECK_FAULT(cache.acquire(bundle, Keep::no, {}, {.stop = stop.get_token()}), Errc::cancelled);
+    stopper.join();
+    fake->pause(false);
+    CHECK_OK(cache.acquire(bundle));
+}
+
+TEST_CASE("memory that a stream never gives back is given up at the deadline, by the one that has it") {
+    const auto fake = std::make_shared<FakeDevice>();
+    FakeDevice::Stream stream;
+    const CacheFixture cache(fake, 20'000);
+    const Bytes bytes("t", 20'000);
+    const Bytes small("small", 10'000);
+    const BundlePtr bundle = cache.bundle(bytes.tensor);
+    const BundlePtr other = cache.bundle(small.tensor);
+    { const Held held = cache.acquire(bundle, stream.native()); }
+    // The memory has another size, so it would have to be freed.
+    CHECK_FAULT(cache.acquire(other, Keep::no, {}, within(5)), Errc::deadline_passed);
+    std::thread patient([&] { CHECK_OK(cache.acquire(other)); });
+    CHECK_FAULT(cache.acquire(other, Keep::no, {}, within(5)), Errc::deadline_passed);
+    stream.finish();
+    patient.join();
+    CHECK_OK(cache.acquire(other));
+    CHECK(fake->was_used_well());
+}
+
+TEST_CASE("what is wanted more urgently is read first") {
+    Readers readers;
+    const auto cache =
+        std::make_shared<Cache>(Device::open("host"), UploadOptions{.device_budget = 10'000, .readers = 1}, readers);
+    const Bytes busy("busy", 1'000);
+    const Bytes low("low", 1'000);
+    const Bytes high("high", 1'000);
+    const auto request = [&](const Bytes& bytes, int priority) {
+        const BundlePtr bundle = cache->bundle({bytes.tensor});
+        return std::pair(bundle, cache->request(bundle, {.priority = priority}));
+    };
+    busy.counted.hold();
+    low.counted.hold();
+    const auto first = request(busy, 0);
+    CHECK(soon([&] { return busy.counted.reads() == 1; }));
+    const auto second = request(low, 1);
+    const auto third = request(high, 2);
+    busy.counted.go_on();  // otherwise the only reader would be held by `low`
+    CHECK(soon([&] { return cache->are_over(third.second); }));
+    low.counted.go_on();
+    for (const auto& [bundle, uploads] : {first, second, third}) cache->end_request(bundle, {}, uploads);
+    for (const auto& [bundle, uploads] : {first, second, third}) cache->release(*bundle, {});
+    cache->stop();
+}
