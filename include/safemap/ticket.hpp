@@ -12,7 +12,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// How long and how urgently a bundle is wanted. A caller that waits takes part in the reading, but with a deadline or a
+/// How long and how urgently a bundle is wanted. A caller that waits takes part in the reading. With a deadline or a
 /// stop token it leaves that to the reader threads, so that no read in progress makes it late.
 struct Request {
     /// Among bundles that somebody waits for, those of higher priority are read first. Jobs in progress (at most 8 MiB

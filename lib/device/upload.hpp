@@ -53,7 +53,7 @@ public:
 
     std::atomic<bool> submitted = false;  // memory is set, and jobs may run
     std::atomic<bool> demanded = false;   // somebody waits for it
-    int priority = 0;                     // of those who wait for it, the highest
+    int priority = 0;                     // the highest of those who wait for it
     bool waits_for_help = false;          // who was getting its memory gave up at a deadline
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;

@@ -32,6 +32,7 @@ struct Findings {
     std::atomic<int> acquired = 0;
     std::atomic<int> refused = 0;
     std::atomic<int> failed = 0;
+    std::atomic<int> late = 0;
 };
 
 /// The rows of the one tensor that is transposed: as many as columns.
@@ -76,10 +77,17 @@ class Actor {
 public:
     Actor(World& world, unsigned seed, Findings& findings) : world_(world), findings_(findings), random_(seed) {}
 
+    ~Actor() {
+        for (const Requested& one : requests_)
+            one.handle.bundle->cache->cancel_request(*one.handle.bundle, one.uploads);
+    }
+    Actor(const Actor&) = delete;
+    Actor& operator=(const Actor&) = delete;
+
     void act(int steps) {
         for (int step = 0; step < steps; ++step) {
             world_.fail_something(random_);
-            switch (random_() % 8) {
+            switch (random_() % 10) {
                 case 0:
                 case 1: acquire(some()); break;
                 case 2: acquire(known()); break;
@@ -87,6 +95,8 @@ public:
                 case 4: prefetch(); break;
                 case 5: world_.cache->evict(known().bundle); break;
                 case 6: drop(handles_); break;
+                case 7: request(known()); break;
+                case 8: end_request(); break;
                 default: drop(leases_);
             }
             // A lease still has its values, whatever other threads did.
@@ -118,12 +128,50 @@ private:
     void acquire(Handle handle) {
         try {
             const Keep keep = random_() % 2 == 0 ? Keep::no : Keep::yes;
-            hold({std::move(handle.numbers), world_.cache->acquire(handle.bundle, keep)});
+            hold({std::move(handle.numbers), world_.cache->acquire(handle.bundle, keep, {}, any_request())});
             ++findings_.acquired;
         } catch (const Error& error) {
-            if (error.code() == Errc::budget_exceeded) ++findings_.refused;
-            else if (world_.is_expected(error)) ++findings_.failed;
-            else ++findings_.strange_errors;
+            note(error);
+        }
+    }
+    void note(const Error& error) {
+        if (error.code() == Errc::budget_exceeded) ++findings_.refused;
+        else if (error.code() == Errc::deadline_passed) ++findings_.late;
+        else if (world_.is_expected(error)) ++findings_.failed;
+        else ++findings_.strange_errors;
+    }
+    /// Returns a request with a priority, and sometimes with a deadline that may pass.
+    Request any_request() {
+        Request request{.priority = static_cast<int>(random_() % 3)};
+        if (random_() % 4 == 0)
+            request.deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(random_() % 500);
+        return request;
+    }
+    void request(Handle handle) {
+        try {
+            Requested requested{std::move(handle), any_request(), {}};
+            requested.uploads = requested.handle.bundle->cache->request(requested.handle.bundle, requested.request);
+            requests_.push_back(std::move(requested));
+        } catch (const Error& error) {
+            note(error);
+        }
+    }
+    /// Waits for what was requested before, or cancels it.
+    void end_request() {
+        if (requests_.empty()) return;
+        std::swap(requests_[random_() % requests_.size()], requests_.back());
+        Requested requested = std::move(requests_.back());
+        requests_.pop_back();
+        const BundlePtr& bundle = requested.handle.bundle;
+        if (random_() % 3 == 0) return bundle->cache->cancel_request(*bundle, requested.uploads);
+        try {
+            bundle->cache->end_request(bundle, requested.request, requested.uploads);
+            Held held(bundle);
+            bundle->cache->order(*bundle, {}, requested.request);
+            hold({std::move(requested.handle.numbers), std::move(held)});
+            ++findings_.acquired;
+        } catch (const Error& error) {
+            note(error);
         }
     }
     void try_acquire(const Handle& handle) {
@@ -156,6 +204,12 @@ private:
     std::mt19937 random_;
     std::vector<Handle> handles_;
     std::vector<Leased> leases_;
+    struct Requested {
+        Handle handle;
+        Request request;
+        Cache::Uploads uploads;
+    };
+    std::vector<Requested> requests_;
 };
 
 /// Acquires each tensor alone. Nothing is leased, so that each one fits.
