@@ -19,8 +19,8 @@ std::shared_ptr<Device> open_opencl(const OpenclDriver& driver, std::string_view
 /// As Device::from_opencl().
 std::shared_ptr<Device> adopt_opencl(const OpenclDriver& driver, void* context, void* device);
 
-/// Returns "opencl:0 (NAME), opencl:1 (NAME)": the devices of this machine. Returns an empty string if there are no devices,
-/// or OpenCL does not work.
+/// Returns "opencl:0 (NAME), opencl:1 (NAME)": the devices of this machine. Returns an empty string if there are no
+/// devices, or OpenCL does not work.
 std::string list_opencl(const OpenclDriver& driver);
 
 }  // namespace safemap::SAFEMAP_ABI::device
