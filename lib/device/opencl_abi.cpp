@@ -43,6 +43,7 @@ static_assert(same_number(ClResult::exec_status_error_for_events_in_wait_list,
 static_assert(same_number(ClResult::invalid_value, CL_INVALID_VALUE));
 static_assert(same_number(ClResult::invalid_context, CL_INVALID_CONTEXT));
 static_assert(same_number(ClResult::invalid_command_queue, CL_INVALID_COMMAND_QUEUE));
+static_assert(same_number(ClResult::invalid_mem_object, CL_INVALID_MEM_OBJECT));
 static_assert(same_number(ClResult::invalid_buffer_size, CL_INVALID_BUFFER_SIZE));
 static_assert(same_number(ClDeviceInfo::max_mem_alloc_size, CL_DEVICE_MAX_MEM_ALLOC_SIZE));
 static_assert(same_number(ClDeviceInfo::global_mem_size, CL_DEVICE_GLOBAL_MEM_SIZE));
@@ -50,6 +51,8 @@ static_assert(same_number(ClDeviceInfo::name, CL_DEVICE_NAME));
 static_assert(same_number(ClDeviceInfo::version, CL_DEVICE_VERSION));
 static_assert(same_number(ClContextInfo::devices, CL_CONTEXT_DEVICES));
 static_assert(same_number(ClQueueInfo::context, CL_QUEUE_CONTEXT));
+static_assert(same_number(ClMemoryInfo::size, CL_MEM_SIZE));
+static_assert(same_number(ClMemoryInfo::context, CL_MEM_CONTEXT));
 static_assert(same_number(ClEventInfo::command_execution_status, CL_EVENT_COMMAND_EXECUTION_STATUS));
 static_assert(same_number(cl_device_type_all, CL_DEVICE_TYPE_ALL));
 static_assert(same_number(cl_mem_read_write, CL_MEM_READ_WRITE));

@@ -24,6 +24,7 @@ enum class ClResult : std::int32_t {
     invalid_value = -30,
     invalid_context = -34,
     invalid_command_queue = -36,
+    invalid_mem_object = -38,
     invalid_buffer_size = -61,
     platform_not_found = -1001,  ///< no implementation of OpenCL is installed
 };
@@ -45,6 +46,7 @@ enum class ClDeviceInfo : std::uint32_t {
 };
 enum class ClContextInfo : std::uint32_t { devices = 0x1081 };
 enum class ClQueueInfo : std::uint32_t { context = 0x1090 };
+enum class ClMemoryInfo : std::uint32_t { size = 0x1102, context = 0x1106 };
 enum class ClEventInfo : std::uint32_t { command_execution_status = 0x11D3 };
 
 constexpr ClFlags cl_device_type_all = 0xFFFFFFFF;
@@ -79,6 +81,9 @@ using ClNotify = void (*)(const char*, const void*, std::size_t, void*);
       (ClQueue queue, ClQueueInfo info, std::size_t size, void* value, std::size_t* needed))                           \
     X(clReleaseCommandQueue, ClResult, (ClQueue queue))                                                                \
     X(clCreateBuffer, ClMemory, (ClContext context, ClFlags flags, std::size_t size, void* host, ClResult* result))    \
+    X(clGetMemObjectInfo, ClResult,                                                                                    \
+      (ClMemory memory, ClMemoryInfo info, std::size_t size, void* value, std::size_t* needed))                        \
+    X(clRetainMemObject, ClResult, (ClMemory memory))                                                                  \
     X(clReleaseMemObject, ClResult, (ClMemory memory))                                                                 \
     X(clEnqueueMigrateMemObjects, ClResult,                                                                            \
       (ClQueue queue, std::uint32_t count, const ClMemory* memory, ClFlags flags, SAFEMAP_CL_EVENTS))                  \

@@ -29,6 +29,9 @@ public:
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
         return std::make_shared<OpenclStaging>(context_, size);
     }
+    std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size) override {
+        return std::make_shared<OpenclMemory>(context_, static_cast<ClMemory>(handle), size);
+    }
     DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override;
     void make_wait(NativeStream stream, const DeviceEvent& event) override;

@@ -28,11 +28,36 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t
     const ClResult result = allocate();
     if (result == ClResult::success) {
         context_->allocated += size;
+        counted_ = true;
         return;
     }
     if (memory_ != nullptr) context_->api().clReleaseMemObject(memory_);
     if (is_out_of_memory(result)) throw_out_of_memory(result);
     context_->check(result, "clCreateBuffer");
+}
+
+OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buffer, std::uint64_t size)
+    : context_(std::move(context)), size_(size) {
+    context_->require_working();
+    const OpenclApi& api = context_->api();
+    ClContext owner = nullptr;
+    std::size_t there = 0;
+    ClResult result = buffer == nullptr ? ClResult::invalid_mem_object
+                                        : api.clGetMemObjectInfo(buffer, ClMemoryInfo::context, sizeof owner,
+                                                                 static_cast<void*>(&owner), nullptr);
+    if (result == ClResult::success)
+        result = api.clGetMemObjectInfo(buffer, ClMemoryInfo::size, sizeof there, &there, nullptr);
+    if (result == ClResult::invalid_mem_object)
+        throw Error(Errc::invalid_argument, "memory to borrow that is not a buffer of OpenCL");
+    context_->check(result, "clGetMemObjectInfo");
+    if (owner != context_->context())
+        throw Error(Errc::invalid_argument,
+                    "a buffer of another context than that of the device " + quoted(context_->name()));
+    if (size > there)
+        throw Error(Errc::invalid_argument,
+                    "a buffer of " + bytes_text(there) + " was given as one of " + bytes_text(size));
+    context_->check(api.clRetainMemObject(buffer), "clRetainMemObject");
+    memory_ = buffer;
 }
 
 /// Allocates memory that all queues can use when this returns.
@@ -63,7 +88,7 @@ void OpenclMemory::throw_out_of_memory(ClResult result) const {
 
 OpenclMemory::~OpenclMemory() {
     if (memory_ == nullptr) return;
-    context_->allocated -= size_;
+    if (counted_) context_->allocated -= size_;
     if (!context_->is_lost()) context_->api().clReleaseMemObject(memory_);
 }
 

@@ -15,7 +15,11 @@ namespace safemap::SAFEMAP_ABI::device {
 /// A buffer of OpenCL. OpenCL has no empty ones: memory of 0 bytes has the handle null, which kernels accept.
 class OpenclMemory final : public DeviceMemory {
 public:
+    /// Allocates a buffer.
     OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t size);
+    /// Takes the first `size` bytes of a buffer of the caller, and retains it. Throws invalid_argument if it is not a
+    /// buffer of this context, or smaller.
+    OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buffer, std::uint64_t size);
     ~OpenclMemory() override;
     OpenclMemory(const OpenclMemory&) = delete;
     OpenclMemory& operator=(const OpenclMemory&) = delete;
@@ -31,6 +35,7 @@ private:
 
     const std::shared_ptr<OpenclContext> context_;
     const std::uint64_t size_;
+    bool counted_ = false;  // in the context
     ClMemory memory_ = nullptr;
 };
 

@@ -196,6 +196,27 @@ TEST_CASE("OpenCL: memory that the device does not have is out_of_memory, with i
     CHECK(device->free_memory() == free - 1_MiB);
 }
 
+TEST_CASE("OpenCL: a buffer of the caller is borrowed, and lives as long as its memory") {
+    if (!available()) return;
+    const Caller caller;
+    const Caller stranger;
+    const auto device = caller.adopted();
+    ClResult result = ClResult::success;
+    const ClMemory buffer = caller.api.clCreateBuffer(caller.context, cl_mem_read_write, 1000, nullptr, &result);
+    require(result);
+    const std::uint64_t free = device->free_memory();
+    const auto memory = device->borrow(buffer, 900);
+    CHECK(device->free_memory() == free);
+    CHECK(memory->handle() == buffer);
+    CHECK(memory->size() == 900);
+    CHECK_FAULT(device->borrow(nullptr, 1), Errc::invalid_argument);
+    CHECK_FAULT(device->borrow(buffer, 1001), Errc::invalid_argument);
+    CHECK_FAULT(stranger.adopted()->borrow(buffer, 900), Errc::invalid_argument);
+    require(caller.api.clReleaseMemObject(buffer));
+    fill(*device, *memory, std::byte{3});
+    CHECK(bytes_of(*device, *memory) == Data(900, std::byte{3}));
+}
+
 TEST_CASE("OpenCL: a copy waits for an event of a caller's queue, and the other queue goes on") {
     if (!available()) return;
     const Caller caller;

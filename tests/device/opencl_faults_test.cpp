@@ -74,7 +74,7 @@ std::vector<std::byte> use(Device& device, const Caller& caller) {
     const auto event = queue.record();
     device.make_wait(caller.stream(), *event);
     event->wait();
-    return bytes_of(device, *memory);
+    return bytes_of(device, *device.borrow(memory->handle(), memory->size()));
 }
 
 /// Checks that nothing can be done with a device that failed.
