@@ -9,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 
 Error opencl_failure(const std::string& device, ClResult result, const char* call) {
-    return {Errc::device_failed, "the device " + quoted(device) + " failed: " + call + ": " + text(result)};
+    return {Errc::device_failed, "the device " + safemap::quoted(device) + " failed: " + call + ": " + text(result)};
 }
 
 OpenclContext::OpenclContext(const OpenclApi& api, ClContext context, ClDevice device, std::string name)
@@ -64,7 +64,7 @@ bool OpenclContext::is_lost() const noexcept { return failed_.load(std::memory_o
 void OpenclContext::require_working() const {
     if (!is_lost()) return;
     if (is_child())
-        throw Error(Errc::device_failed, "the device " + quoted(name_) + " was opened before a fork")
+        throw Error(Errc::device_failed, "the device " + safemap::quoted(name_) + " was opened before a fork")
             .with_hint("Open the device in the process that uses it.");
     const std::lock_guard lock(mutex_);
     throw opencl_failure(name_, failure_, failed_call_);

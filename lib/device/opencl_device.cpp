@@ -75,7 +75,8 @@ ClQueue OpenclDevice::queue_of(NativeStream stream) const {
         throw Error(Errc::invalid_argument, "a stream that is not a queue of OpenCL");
     context_->check(result, "clGetCommandQueueInfo");
     if (context != context_->context())
-        throw Error(Errc::invalid_argument, "a queue of another context than that of the device " + quoted(name()))
+        throw Error(Errc::invalid_argument,
+                    "a queue of another context than that of the device " + safemap::quoted(name()))
             .with_hint("Open the device with Device::from_opencl(context, device).");
     return queue;
 }
@@ -141,7 +142,7 @@ void require_version(const OpenclApi& api, ClDevice device) {
     const std::string_view start = "OpenCL ";
     const bool old = version.starts_with(start) && std::string_view(version).substr(start.size(), 3) < "1.2";
     if (version.starts_with(start) && !old) return;
-    throw Error(Errc::no_such_device, "the device is of " + quoted(version) + ", and OpenCL 1.2 is needed");
+    throw Error(Errc::no_such_device, "the device is of " + safemap::quoted(version) + ", and OpenCL 1.2 is needed");
 }
 
 std::string name_of(std::size_t ordinal) { return "opencl:" + std::to_string(ordinal); }

@@ -52,7 +52,7 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buff
     context_->check(result, "clGetMemObjectInfo");
     if (owner != context_->context())
         throw Error(Errc::invalid_argument,
-                    "a buffer of another context than that of the device " + quoted(context_->name()));
+                    "a buffer of another context than that of the device " + safemap::quoted(context_->name()));
     if (size > there)
         throw Error(Errc::invalid_argument,
                     "a buffer of " + bytes_text(there) + " was given as one of " + bytes_text(size));
@@ -78,7 +78,7 @@ ClResult OpenclMemory::allocate() {
 }
 
 void OpenclMemory::throw_out_of_memory(ClResult result) const {
-    Error error(Errc::out_of_memory, "the device " + quoted(context_->name()) + " has no memory for " +
+    Error error(Errc::out_of_memory, "the device " + safemap::quoted(context_->name()) + " has no memory for " +
                                          bytes_text(size_) + ": " + text(result) +
                                          "; the largest allocation of the device is " +
                                          bytes_text(context_->largest_allocation()));
@@ -110,7 +110,7 @@ OpenclStaging::OpenclStaging(std::shared_ptr<OpenclContext> context, std::uint64
     }
     if (memory_ != nullptr) api.clReleaseMemObject(memory_);
     if (is_out_of_memory(result) || result == ClResult::map_failure)
-        throw Error(Errc::out_of_memory, "the device " + quoted(context_->name()) +
+        throw Error(Errc::out_of_memory, "the device " + safemap::quoted(context_->name()) +
                                              " has no host memory for a staging buffer of " + bytes_text(size) + ": " +
                                              text(result));
     context_->check(result, "clEnqueueMapBuffer");

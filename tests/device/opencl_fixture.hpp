@@ -22,14 +22,8 @@ namespace opencl_test {
 
 using namespace safemap::device;
 
-/// Returns true if this machine has a device of OpenCL. If it has none, the test is skipped, which fails on CI. Tests
-/// under ThreadSanitizer are always skipped: it does not know the locks of implementations.
+/// Returns true if this machine has a device of OpenCL. If it has none, the test is skipped, which fails on CI.
 inline bool available() {
-    const char* const sanitizer = std::getenv("SAFEMAP_SANITIZE");
-    if (sanitizer != nullptr && std::string_view(sanitizer).find("thread") != std::string_view::npos) {
-        MESSAGE("skipped under ThreadSanitizer");
-        return false;
-    }
     if (!list_opencl(opencl_driver()).empty()) return true;
     const char* const ci = std::getenv("CI");
     CHECK_MESSAGE((ci == nullptr || std::string_view(ci) != "true"), "CI has a device of OpenCL");
