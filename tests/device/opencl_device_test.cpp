@@ -205,7 +205,7 @@ TEST_CASE("OpenCL: a buffer of the caller is borrowed, and lives as long as its 
     const ClMemory buffer = caller.api.clCreateBuffer(caller.context, cl_mem_read_write, 1000, nullptr, &result);
     require(result);
     const std::uint64_t free = device->free_memory();
-    const auto memory = device->borrow(buffer, 900);
+    auto memory = device->borrow(buffer, 900);
     CHECK(device->free_memory() == free);
     CHECK(memory->handle() == buffer);
     CHECK(memory->size() == 900);
@@ -215,6 +215,8 @@ TEST_CASE("OpenCL: a buffer of the caller is borrowed, and lives as long as its 
     require(caller.api.clReleaseMemObject(buffer));
     fill(*device, *memory, std::byte{3});
     CHECK(bytes_of(*device, *memory) == Data(900, std::byte{3}));
+    memory.reset();
+    CHECK(device->free_memory() == free);
 }
 
 TEST_CASE("OpenCL: a copy waits for an event of a caller's queue, and the other queue goes on") {
@@ -355,4 +357,31 @@ TEST_CASE("OpenCL: bundles arrive through a cache, whole and in the memory that 
     const Held held = cache.acquire(bundle);
     REQUIRE(held.tensors().size() == tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) CHECK(read_back(*device, held[i]) == value_of(tensors[i]));
+}
+
+TEST_CASE("OpenCL: a bundle takes the memory of another one after the caller's kernel has read that") {
+    if (!available()) return;
+    const Caller caller;
+    const auto device = caller.adopted();
+    const AddOne add_one(caller);
+    const auto sums = device->allocate(20'000);
+    fill(*device, *sums, std::byte{0});
+    const Counted first(8, sums->size());
+    const Counted second(9, sums->size());
+    const CacheFixture cache(device, sums->size());
+    const BundlePtr one = cache.bundle(first.tensor("one", safemap::Dtype::u8, {20'000}));
+    const BundlePtr two = cache.bundle(second.tensor("two", safemap::Dtype::u8, {20'000}));
+    Gate gate(caller);
+    {
+        const Held held = cache.acquire(one, caller.stream());
+        add_one.launch(caller.queue, *held[0].memory(), held[0].offset(), *sums);
+    }
+    const Held held = cache.acquire(two, caller.stream());
+    CHECK(bytes_of(*device, *sums) == Data(20'000));  // the kernel has not run, and is the first to read the memory
+    gate.open();
+    caller.finish();
+    CHECK(read_back(*device, held[0]) == value_of(second.tensor("two", safemap::Dtype::u8, {20'000})));
+    Data expected = value_of(first.tensor("one", safemap::Dtype::u8, {20'000}));
+    for (std::byte& each : expected) each = static_cast<std::byte>(std::to_integer<unsigned>(each) + 1);
+    CHECK(bytes_of(*device, *sums) == expected);
 }
