@@ -21,7 +21,8 @@ public:
     virtual ~DeviceMemory() = default;
     /// Returns the size in bytes.
     virtual std::uint64_t size() const noexcept = 0;
-    /// Returns the handle that kernels and libraries take: an address for host and CUDA, a cl_mem for OpenCL.
+    /// Returns the handle that kernels and libraries take: an address for host and CUDA, a cl_mem for OpenCL. A kernel
+    /// of OpenCL takes an offset in bytes as another argument.
     virtual void* handle() const noexcept = 0;
     /// Returns true if handle() is the address of the first byte.
     virtual bool has_address() const noexcept { return true; }
@@ -116,13 +117,19 @@ public:
     /// Opens the device with this name: "host", "cuda:N" or "opencl:N". Throws no_such_device, which lists the
     /// available devices.
     static std::shared_ptr<Device> open(std::string_view name);
+    /// Uses a device of OpenCL in a context of the caller, so that the caller's queues and safemap's can wait for each
+    /// other. `context` is a cl_context, and `device` a cl_device_id that it has. Both are retained, and released with
+    /// the last owner of the returned device, of its memory, staging buffers and events. So the caller may release them
+    /// at once. Throws invalid_argument if the context does not have the device, and no_such_device if OpenCL does not
+    /// work or the device is older than OpenCL 1.2.
+    static std::shared_ptr<Device> from_opencl(void* context, void* device);
 
     virtual const std::string& name() const noexcept = 0;
     /// Returns the number of bytes that could be allocated now.
     virtual std::uint64_t free_memory() const = 0;
 
     /// Allocates `size` bytes on the device; the result has exactly this size(). The memory is aligned for every use:
-    /// to 256 bytes, if `size` is 256 or more. Throws out_of_memory.
+    /// to 256 bytes, if `size` is 256 or more; a cl_mem, as the device aligns any type of OpenCL. Throws out_of_memory.
     virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;

@@ -2,6 +2,7 @@
 
 #include "base/text.hpp"
 #include "device/host_device.hpp"
+#include "device/opencl_device.hpp"
 
 #include <safemap/device.hpp>
 #include <safemap/error.hpp>
@@ -14,7 +15,8 @@ namespace {
 /// A kind of device.
 struct Backend {
     std::string_view name;
-    /// Opens the device "name" or "name:ordinal". Returns null if there is no such device.
+    /// Opens the device "name" or "name:ordinal". Returns null if there is no such device. Throws no_such_device if
+    /// there is more to say about it.
     std::shared_ptr<Device> (*open)(std::string_view ordinal);
     /// Returns the devices of this kind that exist, for messages.
     std::string (*list)();
@@ -22,14 +24,9 @@ struct Backend {
 
 constexpr Backend backends[] = {
     {"host", device::open_host, [] { return std::string("host"); }},
+    {"opencl", [](std::string_view ordinal) { return device::open_opencl(device::opencl_driver(), ordinal); },
+     [] { return device::list_opencl(device::opencl_driver()); }},
 };
-
-[[noreturn]] void refuse(NativeStream stream, const std::string& device) {
-    const char* const kind = stream.kind == NativeStream::Kind::cuda     ? "a CUDA stream"
-                             : stream.kind == NativeStream::Kind::opencl ? "an OpenCL queue"
-                                                                         : "no stream";
-    throw Error(Errc::invalid_argument, std::string(kind) + " was given to the device " + safemap::quoted(device));
-}
 
 std::string what_there_is() {
     std::string all;
@@ -40,6 +37,20 @@ std::string what_there_is() {
         all += devices;
     }
     return all;
+}
+
+[[noreturn]] void throw_no_such_device(std::string_view name, const std::string& why = {},
+                                       const std::string& hint = {}) {
+    throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + (why.empty() ? "" : ": " + why) +
+                                          "; available: " + what_there_is())
+        .with_hint(hint);
+}
+
+[[noreturn]] void refuse(NativeStream stream, const std::string& device) {
+    const char* const kind = stream.kind == NativeStream::Kind::cuda     ? "a CUDA stream"
+                             : stream.kind == NativeStream::Kind::opencl ? "an OpenCL queue"
+                                                                         : "no stream";
+    throw Error(Errc::invalid_argument, std::string(kind) + " was given to the device " + safemap::quoted(device));
 }
 
 }  // namespace
@@ -53,9 +64,18 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
 
     for (const Backend& backend : backends) {
         if (!well_formed || backend.name != kind) continue;
-        if (auto opened = backend.open(ordinal)) return opened;
+        try {
+            if (auto opened = backend.open(ordinal)) return opened;
+        } catch (const Error& error) {
+            if (error.code() != Errc::no_such_device) throw;
+            throw_no_such_device(name, error.message(), error.hint());
+        }
     }
-    throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; available: " + what_there_is());
+    throw_no_such_device(name);
+}
+
+std::shared_ptr<Device> Device::from_opencl(void* context, void* device) {
+    return device::adopt_opencl(device::opencl_driver(), context, device);
 }
 
 std::shared_ptr<DeviceMemory> Device::borrow(void*, std::uint64_t) {

@@ -27,6 +27,8 @@ from random import Random
 HERE = pathlib.Path(__file__).resolve().parent
 SAFEMAP = DATA = None
 UPDATE = False
+# The build option b_sanitize, which meson passes.
+SANITIZED = os.environ.get('SAFEMAP_SANITIZE', 'none') != 'none'
 
 COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
 
@@ -695,8 +697,8 @@ class Convert(Case):
             predicted = self.safemap(*words, '--dry-run', env=env).json()['predicted_anon_bytes']
             self.assertLess(predicted, 32 << 20)
             measured = self.safemap(*words, env=env).json()['peak_anon_bytes']
-            # Sanitizers use memory of their own.
-            if measured < 32 << 20:
+            self.assertGreater(measured, 0)
+            if not SANITIZED:  # sanitizers use memory of their own
                 self.assertLess(measured, predicted + (4 << 20))
                 self.assertLess(predicted, measured + (12 << 20))
             (self.folder / 'out.safetensors').unlink()
@@ -1692,7 +1694,7 @@ class Load(Case):
         self.assertEqual(set(told['digests'].values()), {self.NOTHING})
 
     def test_a_missing_device_is_refused(self):
-        for device in ('cuda:0', 'opencl:0', 'abacus', ''):
+        for device in ('cuda:0', 'opencl:99', 'abacus', ''):
             self.refused('no_such_device', 2, 'load', 'small.safetensors', '--device', device)
 
     def test_selected_tensors_only(self):

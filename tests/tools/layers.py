@@ -57,6 +57,7 @@ THIRD_PARTY = {
     'zstd.h': ['lib/base/zstd.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
+    'CL/cl.h': ['lib/device/opencl_abi.cpp'],
     'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
