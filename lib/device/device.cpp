@@ -1,6 +1,7 @@
 // The table of backends, and the lookup of a device by its name.
 
 #include "base/text.hpp"
+#include "device/cuda_device.hpp"
 #include "device/host_device.hpp"
 
 #include <safemap/device.hpp>
@@ -22,6 +23,7 @@ struct Backend {
 
 constexpr Backend backends[] = {
     {"host", device::open_host, [] { return std::string("host"); }},
+    {"cuda", device::open_cuda, device::list_cuda},
 };
 
 [[noreturn]] void refuse(NativeStream stream, const std::string& device) {

@@ -56,6 +56,7 @@ THIRD_PARTY = {
     'zstd.h': ['lib/base/zstd.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
+    'cuda.h': ['lib/device/cuda_abi.cpp'],
     'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
