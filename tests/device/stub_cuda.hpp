@@ -54,13 +54,11 @@ public:
     }
     /// Returns a counter: "calls", the name of a function, "copies", "copied_bytes", "allocations", "live_allocations",
     /// "live_memory", "peak_memory", "registrations", "live_registrations", "registered_bytes", "live_events",
-    /// "live_streams", "live_pools", "reserved" (bytes of pools), "retained" (contexts) or "contexts_here" (current on this thread).
+    /// "live_streams", "live_pools", "reserved" (bytes of pools), "retained" (contexts) or "contexts_here" (current on
+    /// this thread).
     std::uint64_t get(const char* counter) const { return get_(counter); }
-    /// Returns the number of objects of any kind that exist.
-    std::uint64_t live() const {
-        return get("live_allocations") + get("live_registrations") + get("live_events") + get("live_streams") +
-               get("live_pools") + get("retained");
-    }
+    /// Returns the number of objects of any kind that exist: "live".
+    std::uint64_t live() const { return get("live"); }
     /// Returns the names of all calls since the reset.
     std::vector<std::string> calls() const {
         std::vector<std::string> names;

@@ -77,6 +77,12 @@ std::uint64_t stub_get(const char* counter) {
     const std::lock_guard lock(state().mutex);
     if (std::strcmp(counter, "calls") == 0) return state().calls.size();
     if (std::strcmp(counter, "contexts_here") == 0) return this_thread().contexts.size();
+    if (std::strcmp(counter, "live") == 0) {
+        std::uint64_t live = state().counts["retained"];
+        for (const auto& [name, count] : state().counts)
+            if (name.starts_with("live_") && name != "live_memory") live += count;
+        return live;
+    }
     if (std::strcmp(counter, "reserved") == 0) {
         std::uint64_t reserved = 0;
         for (const Pool* pool : state().pools) reserved += pool->reserved;

@@ -122,11 +122,12 @@ CuResult Call::decide(const char* name, unsigned needs) {
     State& all = state();
     all.calls.push_back(name);
     all.count(name);
-    for (Failure& failure : all.failures) {
-        if (failure.nth == 0 || (!failure.call.empty() && failure.call != name) || --failure.nth > 0) continue;
-        if (is_sticky(failure.result)) all.dead = failure.result;
-        return failure.result;
-    }
+    CuResult fails = CuResult::success;
+    for (Failure& failure : all.failures)
+        if (failure.nth > 0 && (failure.call.empty() || failure.call == name) && --failure.nth == 0)
+            fails = failure.result;
+    if (is_sticky(fails)) all.dead = fails;
+    if (fails != CuResult::success) return fails;
     if (all.dead != CuResult::success && (needs & works_when_dead) == 0) return all.dead;
     if ((needs & context) != 0 && this_thread().contexts.empty()) {
         all.find(std::string(name) + " was called without a current context");
