@@ -269,7 +269,7 @@ TEST_CASE("the stub finds a kernel that reads before the copy that it needs") {
               const CuEvent early = program.record(program.one);
               read(program, [&](CuEvent) { program.api.cuStreamWaitEvent(program.two, early, 0); });
           }) == fault);
-    // A question whose answer is "not yet" is no wait.
+    // A question whose answer is "not yet" does not wait.
     CHECK(findings_of([&](Program& program) {
               program.stub.set("lag", 1);
               read(program, [&](CuEvent event) { CHECK(program.api.cuEventQuery(event) == CuResult::not_ready); });

@@ -1,4 +1,5 @@
-// What tests set and ask: options, failures, held streams, kernels of a caller, captures, counters and findings.
+// Sets and reports what tests need: options, failures, held streams, kernels of a caller, captures, counters and
+// findings.
 
 #include "device/stub/stub.hpp"
 

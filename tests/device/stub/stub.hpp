@@ -106,7 +106,7 @@ struct Options {
     std::uint64_t max_pitch = 2147483647;
     std::uint64_t pools = 1;                     ///< 0: memory pools are not supported
     std::uint64_t lockable = ~std::uint64_t{0};  ///< bytes of host memory that can be registered
-    std::uint64_t lag = 0;                       ///< of each event
+    std::uint64_t lag = 0;                       ///< queries of each event that are answered with "not ready"
 };
 
 struct Failure {
@@ -133,7 +133,7 @@ struct State {
     std::vector<Failure> failures;
     CuResult dead = CuResult::success;
 
-    std::vector<std::uint64_t> retained;  ///< of each device
+    std::vector<std::uint64_t> retained;  ///< by device
     std::vector<std::uint64_t> plain_used;
     std::vector<std::unique_ptr<Stream>> streams;
     std::map<int, Stream*> default_streams;
@@ -143,7 +143,7 @@ struct State {
     std::deque<std::uintptr_t> freed;  ///< their memory stays for a while, so that a late access is found
     std::map<std::uintptr_t, std::size_t> registrations;
     std::vector<Access> host_reads;
-    Moment host;  ///< what the host knows to have happened
+    Moment host;  ///< the work that the host knows to be done
 
     void find(const std::string& text);
     void count(const std::string& what, std::uint64_t more = 1) { counts[what] += more; }
