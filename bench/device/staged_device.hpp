@@ -24,19 +24,7 @@ public:
     std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override {
         return host_->allocate_staging(size);
     }
-    std::shared_ptr<safemap::DeviceEvent> copy_to_device(const std::shared_ptr<safemap::DeviceMemory>& to,
-                                                         std::uint64_t offset,
-                                                         const std::shared_ptr<safemap::StagingBuffer>& from,
-                                                         safemap::Extent part) override {
-        ++copies;
-        return host_->copy_to_device(hidden(*to), offset, from, part);
-    }
-    std::shared_ptr<safemap::DeviceEvent> copy_rows_to_device(const std::shared_ptr<safemap::DeviceMemory>& to,
-                                                              const std::shared_ptr<safemap::StagingBuffer>& from,
-                                                              const safemap::RowCopy& rows) override {
-        ++copies;
-        return host_->copy_rows_to_device(hidden(*to), from, rows);
-    }
+    safemap::DeviceQueue& queue(Lane) override { return queue_; }
     void copy_to_host(std::span<std::byte> to, const safemap::DeviceMemory& from, std::uint64_t offset) override {
         host_->copy_to_host(to, *hidden(from), offset);
     }
@@ -52,6 +40,29 @@ private:
         return static_cast<const Memory&>(memory).hidden;
     }
 
+    class Queue final : public safemap::DeviceQueue {
+    public:
+        explicit Queue(StagedDevice& device) : device_(device), queue_(device.host_->queue(Lane::bulk)) {}
+        void copy(safemap::DeviceMemory& to, std::uint64_t offset, const safemap::StagingBuffer& from,
+                  safemap::Extent part) override {
+            ++device_.copies;
+            queue_.copy(*hidden(to), offset, from, part);
+        }
+        void copy_rows(safemap::DeviceMemory& to, const safemap::StagingBuffer& from,
+                       const safemap::RowCopy& rows) override {
+            ++device_.copies;
+            queue_.copy_rows(*hidden(to), from, rows);
+        }
+        std::shared_ptr<safemap::DeviceEvent> record() override { return queue_.record(); }
+        void wait_for(const safemap::DeviceEvent& event) override { queue_.wait_for(event); }
+        void drain() noexcept override { queue_.drain(); }
+
+    private:
+        StagedDevice& device_;
+        safemap::DeviceQueue& queue_;
+    };
+
     const std::string name_ = "staged";
     const std::shared_ptr<safemap::Device> host_ = safemap::Device::open("host");
+    Queue queue_{*this};
 };

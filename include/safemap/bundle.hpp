@@ -89,6 +89,13 @@ private:
 /// destroyed. Leases can be moved, not copied. A lease may outlive its Uploader. It must not be used from two threads
 /// at once.
 ///
+/// A lease that was acquired on a stream is for the work of that stream: its tensors may still be on their way, but all
+/// work that is put into the stream from then on happens after they have arrived. A lease that was acquired without a
+/// stream has tensors that are there.
+///
+/// A stream that is being captured into a CUDA graph is no place in time. Then acquire() waits until the tensors are
+/// there. The graph may be launched as long as the lease lives, so release the lease after the last launch.
+///
 /// Example:
 ///     safemap::Lease lease = uploader.acquire("wte.weight");
 ///     const safemap::DeviceTensor& weight = lease["wte.weight"];
@@ -96,8 +103,9 @@ private:
 class SAFEMAP_API Lease {
 public:
     Lease() noexcept = default;
-    Lease(Lease&& other) noexcept : data_(std::move(other.data_)) {}
+    Lease(Lease&& other) noexcept : data_(std::move(other.data_)), stream_(other.stream_) {}
     Lease& operator=(Lease&& other) noexcept;
+    /// Does the same as release().
     ~Lease() { release(); }
 
     /// Returns the tensors, in the order in which they were requested. The span is valid until the lease ends.
@@ -107,13 +115,24 @@ public:
     /// sorts its names.
     const DeviceTensor& operator[](std::string_view name) const&;
     const DeviceTensor& operator[](std::string_view name) const&& = delete;
-    /// Ends the lease. Its tensors may be evicted when other tensors need the memory.
+    /// Blocks until the tensors are on the device. Throws device_failed.
+    void wait() const;
+
+    /// Ends the lease. Its tensors may be evicted when other tensors need the memory: at once, or if the lease was
+    /// acquired on a stream, when the work that is in that stream is done. If the stream is being captured at this
+    /// moment, the tensors stay on the device until the uploader is destroyed, because nobody says how long the graph
+    /// lives.
     void release() noexcept;
+    /// Ends the lease. Its tensors may be evicted when the work that is in `stream` is done. Throws invalid_argument,
+    /// and keeps the lease, if the device has no streams of this kind, or the stream is being captured.
+    void release(NativeStream stream);
 
 private:
     friend class Uploader;
-    explicit Lease(std::shared_ptr<const device::BundleData> data) noexcept : data_(std::move(data)) {}
+    Lease(std::shared_ptr<const device::BundleData> data, NativeStream stream) noexcept
+        : data_(std::move(data)), stream_(stream) {}
     std::shared_ptr<const device::BundleData> data_;
+    NativeStream stream_ = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI

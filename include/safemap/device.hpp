@@ -23,6 +23,8 @@ public:
     virtual std::uint64_t size() const noexcept = 0;
     /// Returns the handle that kernels and libraries take: an address for host and CUDA, a cl_mem for OpenCL.
     virtual void* handle() const noexcept = 0;
+    /// Returns true if handle() is the address of the first byte.
+    virtual bool has_address() const noexcept { return true; }
     /// Returns the memory as this process can write to it, or an empty span if it cannot. If it is not empty, an
     /// Uploader reads files directly into it, without staging.
     virtual std::span<std::byte> host_bytes() const noexcept { return {}; }
@@ -130,6 +132,11 @@ public:
     enum class Lane : std::uint8_t { demand, bulk };
     /// Returns a queue, which lives as long as the device.
     virtual DeviceQueue& queue(Lane lane) = 0;
+
+    /// Makes a DeviceMemory of memory that the caller allocated on this device, for Uploader::fill(). It does not own
+    /// the memory: the caller keeps that. `handle` is as DeviceMemory::handle() says. Throws invalid_argument for null.
+    /// This implementation always does.
+    virtual std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size);
 
     /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Does not wait for
     /// work of the queues or of callers' streams. Meant for verification.

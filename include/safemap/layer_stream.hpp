@@ -41,8 +41,8 @@ public:
     std::size_t size() const noexcept { return layers_; }
     /// Returns a lease of the next layer. Waits until it is on the device, and throws as Uploader::acquire() does; then
     /// the next call returns the same layer. Release the lease before the call after the next one: until then, its slot
-    /// is not free for another layer.
-    Lease next();
+    /// is not free for another layer. With a stream, waits until the copies of the layer are queued, as acquire() does.
+    Lease next(NativeStream stream = {});
     /// Returns the number of the layer that next() will return.
     std::size_t upcoming() const noexcept;
 

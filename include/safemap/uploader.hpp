@@ -4,6 +4,7 @@
 #include <safemap/bundle.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/lazy_tensor.hpp>
 #include <safemap/upload_plan.hpp>
 
 #include <chrono>
@@ -29,6 +30,13 @@ struct UploadOptions {
     /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 4. All uploaders of
     /// a process share their readers: there are as many as the uploader that asks for most.
     unsigned readers = 0;
+};
+
+/// A tensor, and memory that takes its value, row-major, from `offset` on, bytes.
+struct FillTarget {
+    LazyTensor tensor;
+    std::shared_ptr<DeviceMemory> memory;
+    std::uint64_t offset = 0;
 };
 
 /// Counters of an Uploader since it was made.
@@ -81,19 +89,23 @@ public:
     /// Throws budget_exceeded, and whatever reading throws; then this call leaves no lease. Never waits for memory that
     /// a lease holds: that is budget_exceeded, whose message has the bytes needed and leased. Throws invalid_argument
     /// for a bundle of another uploader, or of none.
-    Lease acquire(const Bundle& bundle);
-    /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and does not upload
-    /// the bundle. Also returns nothing at a moment at which another thread is just looking for memory to evict. Throws
-    /// invalid_argument as acquire() does.
-    std::optional<Lease> try_acquire(const Bundle& bundle);
+    ///
+    /// With a stream: returns when the tensors are read and their copies queued, and lets the work that is put into the
+    /// stream from now on happen after them, without blocking the host. The lease is for the work of that stream; see
+    /// Lease. Throws device_failed if the device failed, and invalid_argument for a stream of another kind of device.
+    Lease acquire(const Bundle& bundle, NativeStream stream = {});
+    /// Leases the tensors of a bundle if all of them are on the device, or queued to be copied there. Returns nothing
+    /// otherwise, and does not upload the bundle. Also returns nothing at a moment at which another thread is just
+    /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
+    std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
     /// and whatever acquire() throws.
-    Lease acquire(std::string_view name);
-    Lease acquire(const char* name) { return acquire(std::string_view(name)); }
+    Lease acquire(std::string_view name, NativeStream stream = {});
+    Lease acquire(const char* name, NativeStream stream = {}) { return acquire(std::string_view(name), stream); }
     /// Acquires bundle(selection). If tensors of the selection belong to other bundles, leases all of those bundles.
     /// Throws as bundle() and acquire() do.
-    Lease acquire(const Selection& selection);
+    Lease acquire(const Selection& selection, NativeStream stream = {});
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or in
     /// this list. Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is
@@ -102,6 +114,19 @@ public:
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
     /// Does so for each selected tensor by itself.
     void prefetch(const Selection& selection);
+
+    /// Writes tensors into memory of the caller, such as the parameters of a model that runs: addresses stay, so CUDA
+    /// graphs that use them stay valid. The memory is of Device::allocate() or Device::borrow(), counts against no
+    /// budget, and does not overlap. Tensors need not be in the checkpoint, and several targets may have the same one.
+    ///
+    /// Copies happen after the work that is in `after` now, if that is a stream. Returns when all tensors are read and
+    /// their copies queued; the calling thread takes part in the reading. The event that it returns is done when the
+    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then.
+    ///
+    /// Throws whatever reading throws, device_failed, and invalid_argument for a target that ends outside its memory,
+    /// memory that this uploader lends, and a stream that is being captured. After an error of reading, no copy is in
+    /// progress, and some targets may have the new value, or a part of it.
+    std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
     /// Makes the plan a standing order, in place of the one before; a plan without bundles ends it. From now on, each
     /// acquire() of a bundle of the plan, and each end of its lease, starts the uploads that come next as far as there

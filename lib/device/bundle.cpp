@@ -42,6 +42,7 @@ Lease& Lease::operator=(Lease&& other) noexcept {
     if (this != &other) {
         release();
         data_ = std::move(other.data_);
+        stream_ = other.stream_;
     }
     return *this;
 }
@@ -57,8 +58,20 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
     throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
 }
 
+void Lease::wait() const {
+    if (data_) data_->cache->order(*data_, {});
+}
+
 void Lease::release() noexcept {
-    if (const auto data = std::move(data_)) device::Cache::release(*data);
+    if (const auto data = std::move(data_)) data->cache->release(*data, stream_);
+}
+
+void Lease::release(NativeStream stream) {
+    if (!data_) return;
+    if (stream && !data_->cache->can_order(stream))
+        throw Error(Errc::invalid_argument, "a lease cannot be released on a stream that is being captured");
+    stream_ = stream;
+    release();
 }
 
 }  // namespace safemap::SAFEMAP_ABI

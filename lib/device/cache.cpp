@@ -76,7 +76,7 @@ class Cache::Leases {
 public:
     explicit Leases(const BundleData& bundle) noexcept : bundle_(bundle) {}
     ~Leases() {
-        if (held_) release(bundle_);
+        if (held_) bundle_.cache->end_leases(bundle_);
     }
     Leases(const Leases&) = delete;
     Leases& operator=(const Leases&) = delete;
@@ -162,15 +162,89 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
     return true;
 }
 
-void Cache::release(const BundleData& bundle) noexcept {
+void Cache::order(const BundleData& bundle, NativeStream stream) {
+    if (lost_.load(std::memory_order_relaxed)) throw_lost();
+    for (const auto& group : bundle.groups)
+        if (group->pending.load(std::memory_order_acquire)) order(*group, stream);
+}
+
+/// Orders what comes next after the copies of a leased group, so `ready` does not change.
+void Cache::order(Group& group, NativeStream stream) {
+    bool all_done = true;
+    const auto fault = fault_of(group.layout.tensors.front().name(), [&] {
+        for (const Fence& fence : group.ready) {
+            if (fence.event->done()) continue;
+            if (stream) {
+                all_done = false;
+                device_->make_wait(stream, *fence.event);
+            } else {
+                const Stopwatch stopwatch(stalled_);
+                fence.event->wait();
+            }
+        }
+    });
+    if (fault) {
+        note_failure(fault);
+        throw_copy(fault);
+    }
+    if (all_done) group.pending.store(false, std::memory_order_release);
+}
+
+bool Cache::can_order(NativeStream stream) const { return stream && !device_->is_capturing(stream); }
+
+void Cache::release(const BundleData& bundle, NativeStream stream) noexcept {
+    if (stream && !lost_.load(std::memory_order_relaxed)) {
+        try {
+            if (!can_order(stream)) return;
+            remember_use(bundle, stream);
+        } catch (const Error& error) {
+            // If the device failed, nothing is in progress. Otherwise nobody knows when the memory is free.
+            if (error.code() != Errc::device_failed) return;
+            note_failure(std::current_exception());
+        } catch (...) {
+            return;
+        }
+    }
+    end_leases(bundle);
+}
+
+/// Fences the memory of a bundle by the work that is in `stream` so far.
+void Cache::remember_use(const BundleData& bundle, NativeStream stream) {
+    const auto event = device_->record(stream);
+    const std::lock_guard lock(mutex_);
+    for (const auto& group : bundle.groups) {
+        drop_done(group->uses);
+        add(group->uses, {event, stream});
+    }
+}
+
+void Cache::end_leases(const BundleData& bundle) noexcept {
     bool frees_slot = false;
     for (const auto& group : bundle.groups) {
         frees_slot = frees_slot || group->slot.load(std::memory_order_relaxed) != no_slot;
         group->word.release();
     }
-    Cache& cache = *bundle.cache;
-    if (frees_slot && cache.follows()) cache.go_on();
-    if (cache.stopped_) cache.free_unleased(bundle);
+    if (frees_slot && follows()) go_on();
+    if (stopped_) free_unleased(bundle);
+}
+
+/// Remembers that the device failed, if that is the fault. What is on it is lost.
+void Cache::note_failure(const std::exception_ptr& fault) noexcept {
+    try {
+        std::rethrow_exception(fault);
+    } catch (const Error& error) {
+        if (error.code() != Errc::device_failed) return;
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = fault;
+        lost_ = true;
+    } catch (...) {
+    }
+}
+
+void Cache::throw_lost() const {
+    const Lock lock(mutex_);
+    const std::exception_ptr failure = failure_;
+    throw_copy(failure);
 }
 
 /// Frees the groups of a lease that outlived the uploader.
@@ -178,7 +252,7 @@ void Cache::free_unleased(const BundleData& bundle) noexcept {
     Trash trash;
     Lock lock(mutex_);
     for (const auto& group : bundle.groups)
-        if (auto memory = evict(*group, trash)) free(lock, std::move(memory));
+        if (Space space = evict(*group, trash)) free(lock, std::move(space));
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it) {
@@ -188,6 +262,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Leases leases(*bundle);
     Uploads uploads;  // uploads that this acquire waits for
 
+    if (lost_.load(std::memory_order_relaxed)) throw_lost();
     Lock lock(mutex_);
     const std::uint64_t time = time_ += 2;
     leases.take(time);
@@ -254,7 +329,7 @@ Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Worker&
 
 /// Gives an upload priority.
 void Cache::hurry(const std::shared_ptr<Upload>& upload) {
-    if (!std::exchange(upload->demanded, true) && upload->submitted) readers_.submit(upload, Readers::Lane::demand);
+    if (!upload->demanded.exchange(true) && upload->submitted) readers_.submit(upload, Readers::Lane::demand);
 }
 
 /// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
@@ -361,7 +436,7 @@ void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
     Trash trash;
     Lock lock(mutex_);
     for (const auto& group : groups)
-        if (auto memory = evict(*group, trash)) free(lock, std::move(memory));
+        if (Space space = evict(*group, trash)) free(lock, std::move(space));
     free_kept(lock);
 }
 

@@ -45,12 +45,22 @@ public:
     /// Leases all groups, and uploads those that are absent. The calling thread takes part. Throws as
     /// Uploader::acquire().
     void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep);
-    static void release(const BundleData& bundle) noexcept;
+    /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
+    /// the caller, who is blocked until they are done. Throws device_failed.
+    void order(const BundleData& bundle, NativeStream stream);
+    /// Throws invalid_argument if the device has no streams of this kind. Returns false for one that is being captured:
+    /// nothing can be ordered before it or after it.
+    bool can_order(NativeStream stream) const;
+    /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
+    void release(const BundleData& bundle, NativeStream stream) noexcept;
 
     void prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
     void evict(std::span<const std::shared_ptr<Group>> groups);
     std::shared_ptr<Group> owner_of(const LazyTensor& tensor) const { return owners_.find(tensor); }
     UploadStats stats() const;
+
+    /// Does the same as Uploader::fill.
+    std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after);
 
     /// Does the same as Uploader::follow. An empty order ends the plan.
     void follow(std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
@@ -99,6 +109,15 @@ private:
     void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);
     [[noreturn]] void refuse(const BundleData& bundle) const;
 
+    // Order.
+    void order(Group& group, NativeStream stream);
+    void remember_use(const BundleData& bundle, NativeStream stream);
+    void end_leases(const BundleData& bundle) noexcept;
+    void note_failure(const std::exception_ptr& fault) noexcept;
+    [[noreturn]] void throw_lost() const;
+
+    void require_foreign(std::span<const FillTarget> targets) const;
+
     // Room.
     bool admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash);
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
@@ -110,7 +129,7 @@ private:
     void leave(Upload& upload) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
     void evict(Holding& holding, Trash& trash) noexcept;
-    std::shared_ptr<DeviceMemory> evict(Group& group, Trash& trash) noexcept;
+    Space evict(Group& group, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
     void let_go(const Group& group, Trash& trash) noexcept;
     void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots);
@@ -128,10 +147,10 @@ private:
     // Memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
-    std::shared_ptr<DeviceMemory> provide(Upload& upload);
-    std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
+    Space provide(Upload& upload);
+    Space settle_in(Holding& holding, Space space);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
-    void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;
+    void free(Lock& lock, Space space) noexcept;
     void free_kept(Lock& lock) noexcept;
     void free_unleased(const BundleData& bundle) noexcept;
     void evict_all(Lock& lock, Trash& trash) noexcept;
@@ -159,6 +178,8 @@ private:
     std::atomic<std::uint64_t> read_ = 0;    // bytes
     std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     std::atomic<bool> stopped_ = false;
+    std::atomic<bool> lost_ = false;   // the device failed
+    std::exception_ptr failure_ = {};  // how it failed
     bool sleeping_ = false;
     bool stopping_ = false;
     UploadStats stats_;

@@ -19,8 +19,12 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     changed_.notify_all();
     if (upload.cancelled) return leave(upload);
     const auto self = std::move(group->upload);  // the caller has it, too
+    Space space = upload.filling.end();
     if (!upload.fault) {
-        group->memory = std::move(upload.memory);
+        group->memory = std::move(space.memory);
+        Fences& fences = upload.filling.has_copies() ? group->ready : group->holding->fences;
+        fences.splice(fences.end(), space.fences);
+        group->pending.store(!group->ready.empty(), std::memory_order_relaxed);
         group->word.change(State::arriving, State::resident);
         stats_.uploaded_bytes += group->layout.value_bytes;
         return;
@@ -29,9 +33,10 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     if (group->word.leased()) let_go(*group, trash);
     else group->fault = upload.fault;
     group->word.change(State::arriving, State::absent);
+    Fences& fences = group->holding->fences;
+    fences.splice(fences.end(), space.fences);
     if (Holding* const empty = residency_.take_out(*group))
-        if (auto memory = residency_.remove(*empty)) heap_.keep(std::move(memory));
-    upload.memory.reset();
+        if (auto left = residency_.remove(*empty)) heap_.keep(std::move(left));
 }
 
 /// Takes the memory back of a group that nobody knows any more.
@@ -41,9 +46,9 @@ void Cache::forget(Group& group) noexcept {
     if (group.holding == nullptr) return;
     Holding* const empty = residency_.take_out(group);
     if (empty == nullptr) return;
-    auto memory = residency_.remove(*empty);
-    if (stopping_) free(lock, std::move(memory));
-    else heap_.keep(std::move(memory));
+    Space space = residency_.remove(*empty);
+    if (stopping_) free(lock, std::move(space));
+    else heap_.keep(std::move(space));
     changed_.notify_all();
 }
 

@@ -140,7 +140,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
     if (!upload.providing) leave(upload);
     if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
-    if (!upload.copies.empty()) return trash.copying.push_back(trash.uploads.back());
+    if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
     upload.finished = true;
     leave(upload);
@@ -149,11 +149,13 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
 
 /// Releases the memory of a cancelled upload. No job of it is in progress.
 void Cache::leave(Upload& upload) noexcept {
-    upload.memory.reset();
+    Fences fences = upload.filling.end().fences;
     if (Holding* const block = std::exchange(upload.block, nullptr)) {
         --block->writers;
+        block->fences.splice(block->fences.end(), fences);
         if (block->groups.empty() && block->writers == 0) upload.leaving = residency_.remove(*block);
     }
+    upload.leaving.fences.splice(upload.leaving.fences.end(), fences);
     if (upload.leaving) heap_.keep(std::move(upload.leaving));
     changed_.notify_all();
 }
@@ -161,7 +163,7 @@ void Cache::leave(Upload& upload) noexcept {
 /// Evicts all groups of a holding, which are reserved, and keeps its memory for others.
 void Cache::evict(Holding& holding, Trash& trash) noexcept {
     vacate(holding, trash);
-    if (auto memory = residency_.remove(holding)) heap_.keep(std::move(memory));
+    if (Space space = residency_.remove(holding)) heap_.keep(std::move(space));
 }
 
 /// Evicts all groups of a holding, which are reserved.
@@ -170,23 +172,24 @@ void Cache::vacate(Holding& holding, Trash& trash) noexcept {
     for (Group* const group : holding.groups) {
         group->word.change(State::reserved, State::absent);
         group->memory.reset();
+        holding.take_fences(*group);
         group->holding = nullptr;
         let_go(*group, trash);
     }
     holding.groups.clear();
 }
 
-/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns null if
-/// other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when the
-/// plan needs it.
-std::shared_ptr<DeviceMemory> Cache::evict(Group& group, Trash& trash) noexcept {
-    if (!group.word.try_reserve()) return nullptr;
+/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing
+/// if other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when
+/// the plan needs it.
+Space Cache::evict(Group& group, Trash& trash) noexcept {
+    if (!group.word.try_reserve()) return {};
     group.word.change(State::reserved, State::absent);
     ++stats_.evictions;
     let_go(group, trash);
     Holding& holding = *group.holding;
     const bool is_slot = holding.slot != no_slot;
-    return residency_.take_out(group) != nullptr || is_slot ? residency_.remove(holding) : nullptr;
+    return residency_.take_out(group) != nullptr || is_slot ? residency_.remove(holding) : Space{};
 }
 
 /// Stops holding the bundles of a group of which nobody else has a handle.
@@ -225,17 +228,20 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
 /// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. `helps`: this thread
 /// does jobs, too, until the upload is finished.
 void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept {
-    std::shared_ptr<DeviceMemory> memory;
+    Space space;
     std::exception_ptr fault =
-        fault_of(upload->group->layout.tensors.front().name(), [&] { memory = provide(*upload); });
+        fault_of(upload->group->layout.tensors.front().name(), [&] { space = provide(*upload); });
+    const bool is_provided = bool(space);
+    if (is_provided && !space.memory->host_bytes().empty()) {
+        wait_until_done(space.fences);
+        space.fences.clear();
+    }
     Lock lock(mutex_);
-    if (!memory || upload->cancelled) {
-        memory.reset();
+    upload->filling.set(std::move(space), upload->group->offset);
+    if (!is_provided || upload->cancelled) {
         lock.unlock();
         return arrive(*upload, std::move(fault));
     }
-    upload->memory = std::move(memory);
-    upload->offset = upload->group->offset;
     upload->submitted = true;
     changed_.notify_all();
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
@@ -262,19 +268,20 @@ void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
     upload.finish();
 }
 
-/// Returns the memory of the holding that an upload has. Returns null if the upload was cancelled.
-std::shared_ptr<DeviceMemory> Cache::provide(Upload& upload) {
+/// Returns the memory of the holding that an upload has, with the fences of what was there before. Returns nothing if
+/// the upload was cancelled.
+Space Cache::provide(Upload& upload) {
     Lock lock(mutex_);
-    if (upload.cancelled) return nullptr;
+    if (upload.cancelled) return {};
     upload.providing = true;
     Holding& holding = *upload.group->holding;
-    if (holding.memory) return holding.memory;
+    if (holding.memory) return settle_in(holding, {});
     const std::uint64_t size = holding.size;
-    if (auto kept = heap_.take(size)) return settle_in(holding, std::move(kept));
+    if (Space kept = heap_.take(size)) return settle_in(holding, std::move(kept));
     while (!heap_.fits(size)) {
-        if (auto old = heap_.take_to_free(size)) free(lock, std::move(old));
+        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old));
         else changed_.wait(lock);
-        if (upload.cancelled) return nullptr;
+        if (upload.cancelled) return {};
     }
     heap_.coming(size);
     lock.unlock();
@@ -288,16 +295,24 @@ std::shared_ptr<DeviceMemory> Cache::provide(Upload& upload) {
         throw;
     }
     lock.lock();
-    if (!upload.cancelled) return settle_in(holding, std::move(memory));
-    heap_.keep(std::move(memory));
+    Space allocated{std::move(memory)};
+    if (!upload.cancelled) return settle_in(holding, std::move(allocated));
+    heap_.keep(std::move(allocated));
     changed_.notify_all();
-    return nullptr;
+    return {};
 }
 
-std::shared_ptr<DeviceMemory> Cache::settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept {
-    holding.memory = std::move(memory);
-    if (holding.shared) residency_.open(&holding);
-    return holding.memory;
+/// Gives a holding its memory, unless it has it. Returns the memory with the fences that a group has to wait for which
+/// is put into it.
+Space Cache::settle_in(Holding& holding, Space space) {
+    if (space) {
+        holding.memory = std::move(space.memory);
+        holding.fences.splice(holding.fences.end(), space.fences);
+        if (holding.shared) residency_.open(&holding);
+    }
+    // In a block, others have to wait for them, too.
+    if (holding.shared) return {holding.memory, holding.fences};
+    return {holding.memory, std::exchange(holding.fences, {})};
 }
 
 /// Allocates device memory. If the device is full, frees what is kept, and tries once more.
@@ -313,18 +328,20 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
     return device_->allocate(size);
 }
 
-/// Frees memory that belongs to no holding. Releases the lock meanwhile. It counts until it is free.
-void Cache::free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept {
-    const std::uint64_t size = memory->size();
+/// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
+/// it is free.
+void Cache::free(Lock& lock, Space space) noexcept {
+    const std::uint64_t size = space.memory->size();
     lock.unlock();
-    memory.reset();
+    wait_until_done(space.fences);
+    space.memory.reset();
     lock.lock();
     heap_.gone(size);
     changed_.notify_all();
 }
 
 void Cache::free_kept(Lock& lock) noexcept {
-    while (auto memory = heap_.take_to_free(0)) free(lock, std::move(memory));
+    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
 }
 
 /// Frees everything that is not leased, and all that is kept.

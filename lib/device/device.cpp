@@ -60,6 +60,9 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
     throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; available: " + what_there_is());
 }
 
+std::shared_ptr<DeviceMemory> Device::borrow(void*, std::uint64_t) {
+    throw Error(Errc::invalid_argument, "the device " + safemap::quoted(name()) + " takes no memory of callers");
+}
 void Device::make_wait(NativeStream stream, const DeviceEvent&) { refuse(stream, name()); }
 std::shared_ptr<DeviceEvent> Device::record(NativeStream stream) { refuse(stream, name()); }
 bool Device::is_capturing(NativeStream stream) const { refuse(stream, name()); }

@@ -1,6 +1,7 @@
 // A group: the tensors that one bundle owns, and the word that says whether they are on the device.
 #pragma once
 
+#include "device/fences.hpp"
 #include "device/fill_plan.hpp"
 #include "device/layout.hpp"
 
@@ -104,11 +105,16 @@ public:
     Word word = {};
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use
 
+    /// True while the copies that brought the group may be in progress.
+    std::atomic<bool> pending = false;
+
     std::shared_ptr<DeviceMemory> memory = {};  // set while resident
     std::uint64_t offset = 0;                   // place of the layout in that memory, bytes
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
+    Fences ready = {};                          // the copies that brought it; set while resident
+    Fences uses = {};                           // the work of callers that used it; set while resident
 
     // Decisions of a plan.
     bool stays = false;                         // it stays on the device, once it is there

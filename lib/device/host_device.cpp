@@ -87,6 +87,18 @@ private:
     Block block_;
 };
 
+/// Memory of the caller.
+class BorrowedMemory final : public DeviceMemory {
+public:
+    BorrowedMemory(void* data, std::uint64_t size) noexcept : bytes_(static_cast<std::byte*>(data), size) {}
+    std::uint64_t size() const noexcept override { return bytes_.size(); }
+    void* handle() const noexcept override { return bytes_.data(); }
+    std::span<std::byte> host_bytes() const noexcept override { return bytes_; }
+
+private:
+    std::span<std::byte> bytes_;
+};
+
 class HostStaging final : public StagingBuffer {
 public:
     explicit HostStaging(std::uint64_t size) : block_(size) {}
@@ -161,6 +173,10 @@ public:
     }
 
     DeviceQueue& queue(Lane) override { return queue_; }
+    std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size) override {
+        if (handle == nullptr) throw Error(Errc::invalid_argument, "the memory to borrow is null");
+        return std::make_shared<BorrowedMemory>(handle, size);
+    }
 
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
         require_inside({offset, to.size()}, from.size(), "device memory");

@@ -19,8 +19,8 @@ LayerStream::LayerStream(Uploader& uploader, std::vector<Bundle> layers, LayerOr
     uploader_->follow({.order = steps_, .cyclic = true});
 }
 
-Lease LayerStream::next() {
-    Lease lease = uploader_->acquire(steps_[at_]);
+Lease LayerStream::next(NativeStream stream) {
+    Lease lease = uploader_->acquire(steps_[at_], stream);
     at_ = (at_ + 1) % steps_.size();
     return lease;
 }

@@ -57,6 +57,13 @@ struct Candidate {
 
 }  // namespace
 
+void Holding::take_fences(Group& group) noexcept {
+    fences.splice(fences.end(), group.ready);
+    fences.splice(fences.end(), group.uses);
+    drop_done(fences);
+    group.pending.store(false, std::memory_order_relaxed);
+}
+
 Residency::Residency(std::uint64_t budget) noexcept
     : budget_(budget),
       small_(budget < least_budget_for_blocks ? 0 : std::min(most_small, budget / 64)),
@@ -198,50 +205,55 @@ void Residency::put(Group& group, Holding& holding) {
 Holding* Residency::take_out(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
+    holding->take_fences(group);
     std::erase(holding->groups, &group);
     const bool is_empty = holding->groups.empty() && holding->writers == 0;
     return is_empty && holding->slot == no_slot ? holding : nullptr;
 }
 
-std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {
+Space Residency::remove(Holding& holding) noexcept {
     assert(holding.groups.empty());
     claimed_ -= holding.size;
     if (holding.shared) shared_bytes_ -= holding.size;
     if (open_ == &holding) open_ = nullptr;
     if (holding.slot != no_slot) slots_[holding.slot].holding = nullptr;
-    auto memory = std::move(holding.memory);
+    Space space{std::move(holding.memory), std::move(holding.fences)};
     const std::size_t at = holding.at;
     std::swap(holdings_[at], holdings_.back());
     holdings_[at]->at = at;
     holdings_.pop_back();
-    return memory;
+    return space;
 }
 
-std::shared_ptr<DeviceMemory> Heap::take(std::uint64_t size) noexcept {
-    const auto found = kept_.find(size);
-    if (found == kept_.end()) return nullptr;
-    auto memory = std::move(found->second);
+Space Heap::take(std::uint64_t size) noexcept {
+    const auto [begin, end] = kept_.equal_range(size);
+    if (begin == end) return {};
+    const auto idle = std::find_if(begin, end, [](const auto& one) { return are_done(one.second.fences); });
+    const auto found = idle == end ? begin : idle;
+    Space space = std::move(found->second);
     kept_.erase(found);
-    return memory;
+    return space;
 }
 
-void Heap::keep(std::shared_ptr<DeviceMemory> memory) noexcept {
-    const std::uint64_t size = memory->size();
+void Heap::keep(Space space) noexcept {
+    const std::uint64_t size = space.memory->size();
     try {
-        kept_.emplace(size, std::move(memory));
+        kept_.emplace(size, std::move(space));
     } catch (const std::bad_alloc&) {
-        total_ -= size;  // freed instead
+        // Freed instead. What could not be added was not moved.
+        wait_until_done(space.fences);
+        total_ -= size;
     }
 }
 
-std::shared_ptr<DeviceMemory> Heap::take_to_free(std::uint64_t size) noexcept {
-    if (kept_.empty()) return nullptr;
+Space Heap::take_to_free(std::uint64_t size) noexcept {
+    if (kept_.empty()) return {};
     const std::uint64_t missing = fits(size) ? 0 : size - (budget_ - total_);
     auto found = kept_.lower_bound(missing);
     if (found == kept_.end()) --found;
-    auto memory = std::move(found->second);
+    Space space = std::move(found->second);
     kept_.erase(found);
-    return memory;
+    return space;
 }
 
 void Heap::coming(std::uint64_t size) noexcept {

@@ -2,6 +2,7 @@
 // next ones. It has no threads, allocates nothing on a device and reads nothing. The cache calls it under its lock.
 #pragma once
 
+#include "device/fences.hpp"
 #include "device/group.hpp"
 
 #include <safemap/device.hpp>
@@ -24,10 +25,13 @@ struct Holding {
     std::uint32_t slot = no_slot;               // the number of the slot
     std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
+    Fences fences = {};                         // work in progress that groups left in the memory
     std::vector<Group*> groups = {};
     std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
     std::size_t at = 0;       // position in the list of holdings
 
+    /// Takes the fences of a group that is not resident any more.
+    void take_fences(Group& group) noexcept;
     /// Returns true if a block has room for a group of `bytes`.
     bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
 };
@@ -89,7 +93,7 @@ public:
     /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.
     Holding* take_out(Group& group) noexcept;
     /// Removes a holding without groups, and returns its memory.
-    std::shared_ptr<DeviceMemory> remove(Holding& holding) noexcept;
+    Space remove(Holding& holding) noexcept;
     std::span<const std::unique_ptr<Holding>> holdings() const noexcept { return holdings_; }
 
 private:
@@ -118,14 +122,14 @@ public:
     std::uint64_t total() const noexcept { return total_; }
     std::uint64_t peak() const noexcept { return peak_; }
 
-    /// Takes kept memory of exactly `size` bytes: anything larger could take the room of what else fits. Returns null
-    /// without such memory.
-    std::shared_ptr<DeviceMemory> take(std::uint64_t size) noexcept;
+    /// Takes kept memory of exactly `size` bytes, if possible without fences in progress. Anything larger could take
+    /// the room of what else fits. Returns nothing without such memory.
+    Space take(std::uint64_t size) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
-    void keep(std::shared_ptr<DeviceMemory> memory) noexcept;
+    void keep(Space space) noexcept;
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
-    /// largest. Returns null if nothing is kept. It counts until gone() is called.
-    std::shared_ptr<DeviceMemory> take_to_free(std::uint64_t size) noexcept;
+    /// largest. Returns nothing if nothing is kept. It counts until gone() is called.
+    Space take_to_free(std::uint64_t size) noexcept;
 
     /// Returns true if `size` new bytes fit.
     bool fits(std::uint64_t size) const noexcept { return size <= budget_ - total_; }
@@ -138,7 +142,7 @@ private:
     std::uint64_t budget_;
     std::uint64_t total_ = 0;
     std::uint64_t peak_ = 0;
-    std::multimap<std::uint64_t, std::shared_ptr<DeviceMemory>> kept_;
+    std::multimap<std::uint64_t, Space> kept_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

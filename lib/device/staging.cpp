@@ -2,16 +2,12 @@
 
 #include "device/staging.hpp"
 
+#include "device/fences.hpp"
+
+#include <exception>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
-
-void wait_until_done(const DeviceEvent& copy) noexcept {
-    try {
-        copy.wait();
-    } catch (...) {
-    }
-}
 
 StagingRing::Loan::Loan(StagingRing& ring, Slot slot) noexcept : ring_(&ring), slot_(std::move(slot)) {}
 
@@ -41,6 +37,27 @@ StagingRing::Loan StagingRing::take() {
     Loan loan(*this, take_slot());
     if (const auto copy = std::move(loan.slot_.copy)) wait_until_done(*copy);
     return loan;
+}
+
+std::uint64_t StagingRing::lend(
+    const std::function<std::uint64_t(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
+    Loan loan = take();
+    DeviceQueue* queue = nullptr;
+    std::uint64_t read = 0;
+    std::exception_ptr fault;
+    try {
+        read = fill(loan.buffer(), queue);
+    } catch (...) {
+        fault = std::current_exception();
+    }
+    try {
+        if (queue != nullptr) loan.fence(queue->record());
+    } catch (...) {
+        queue->drain();
+        if (!fault) fault = std::current_exception();
+    }
+    if (fault) std::rethrow_exception(fault);
+    return read;
 }
 
 StagingRing::Slot StagingRing::take_slot() {

@@ -6,16 +6,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
-
-/// Waits for a copy, even if it fails: its buffer is free then, too. A caller that needs the data waits for the event
-/// itself.
-void wait_until_done(const DeviceEvent& copy) noexcept;
 
 /// A ring of buffers of one size, allocated when first needed. Each buffer is fenced by the event of the last copy out
 /// of it, so no thread gets a buffer that the device may still read. All members may be called from several threads at
@@ -58,6 +55,12 @@ public:
     /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
     /// be allocated.
     Loan take();
+
+    /// Takes a buffer, lets `fill` read into it and queue copies out of it, and keeps the buffer in use until they are
+    /// done, even if `fill` throws. `fill` returns the bytes that it read, and sets `queue` before it queues a copy.
+    /// Throws what `fill` throws, out_of_memory and device_failed.
+    std::uint64_t lend(
+        const std::function<std::uint64_t(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
 
 private:
     using Slot = Loan::Slot;

@@ -8,57 +8,29 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
+Upload::Upload(std::shared_ptr<Group> of)
+    : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)), filling(*cache_.device_, cache_.staging_) {}
+
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
-    const Layout& layout = group->layout;
-    const std::exception_ptr failed = fault_of(group->plan.tensor(layout, job).name(), [&] {
-        const auto bytes = memory->host_bytes();
-        cache_.read_ += bytes.empty() ? read_staged(job, worker)
-                                      : group->plan.fill(layout, job, worker, bytes.subspan(offset, layout.size));
+    const auto lane = demanded ? Device::Lane::demand : Device::Lane::bulk;
+    const std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(), [&] {
+        cache_.read_ += filling.fill(group->layout, group->plan, job, worker, lane);
     });
     if (!failed) return true;
+    cache_.note_failure(failed);
     const std::lock_guard lock(cache_.mutex_);
     if (!fault) fault = failed;
     return false;
 }
 
-/// Reads a job into a slab, and queues its copies. They may still be in progress when this returns.
-std::uint64_t Upload::read_staged(std::size_t job, Worker& worker) {
-    StagingRing::Loan loan = cache_.staging_.take();
-    // A device copies in order, so the last event is enough to reuse the slab. Each may say that its copy failed.
-    const auto queued = [&](std::shared_ptr<DeviceEvent> event) {
-        loan.fence(event);
-        remember(std::move(event));
-    };
-    const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
-                                   queued(cache_.device_->copy_to_device(memory, offset + to, loan.buffer(), from));
-                               },
-                               [&](RowCopy rows) {
-                                   rows.to += offset;
-                                   queued(cache_.device_->copy_rows_to_device(memory, loan.buffer(), rows));
-                               }};
-    return group->plan.fill(group->layout, job, worker, loan.buffer()->bytes(), put);
-}
-
-/// Remembers a copy that finish() has to wait for.
-void Upload::remember(std::shared_ptr<DeviceEvent> copy) {
-    try {
-        const std::lock_guard lock(cache_.mutex_);
-        copies.push_back(copy);
-    } catch (...) {
-        wait_until_done(*copy);
-        throw;
-    }
-}
-
 void Upload::finish() noexcept {
-    // All jobs are done, so no other thread touches `copies`, but the fault may be asked for.
     std::exception_ptr failed;
     const auto attempt = [&](auto&& work) {
         const std::exception_ptr thrown = fault_of(group->layout.tensors.front().name(), work);
         if (!failed) failed = thrown;
     };
-    for (const auto& copy : copies) attempt([&] { copy->wait(); });
-    copies.clear();
+    attempt([&] { filling.record(); });
+    if (failed) cache_.note_failure(failed);
     attempt([&] { require_unchanged(group->layout.tensors); });
     cache_.arrive(*this, std::move(failed));
 }

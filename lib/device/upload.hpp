@@ -1,18 +1,17 @@
 // Upload: a group on its way to a device.
 #pragma once
 
+#include "device/filling.hpp"
 #include "device/group.hpp"
 #include "device/readers.hpp"
 
 #include <safemap/error.hpp>
 
 #include <atomic>
-#include <cstdint>
 #include <exception>
 #include <list>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
 
@@ -33,36 +32,30 @@ template <class Work> std::exception_ptr fault_of(const std::string& tensor, Wor
     }
 }
 
-/// The task that fills the memory of a group. The lock of the cache guards all members but `memory` and `offset`, which
-/// do not change after the task was submitted.
+/// The task that fills the memory of a group. The lock of the cache guards all members but `filling`, which has its
+/// memory when the task is submitted.
 class Upload final : public Task {
 public:
-    explicit Upload(std::shared_ptr<Group> of) : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)) {}
+    explicit Upload(std::shared_ptr<Group> of);
 
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
 
 private:
-    std::uint64_t read_staged(std::size_t job, Worker& worker);
-    void remember(std::shared_ptr<DeviceEvent> copy);
-
     Cache& cache_;
 
 public:
     std::shared_ptr<Group> group;  // until the upload is finished
-    std::shared_ptr<DeviceMemory> memory = {};
-    std::uint64_t offset = 0;  // bytes
+    Filling filling;
 
     std::atomic<bool> submitted = false;  // memory is set, and jobs may run
-    bool demanded = false;                // somebody waits for it
+    std::atomic<bool> demanded = false;   // somebody waits for it
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;
     bool providing = false;  // a thread is getting its memory, or has got it
     std::exception_ptr fault = {};
-    /// Memory of a cancelled upload, which is free when no job uses it any more.
-    std::shared_ptr<DeviceMemory> leaving = {};
+    Space leaving = {};        // memory of a cancelled upload, which is free when no job uses it any more
     Holding* block = nullptr;  // cancelled upload of a small group: the block that its jobs may still write to
-    std::vector<std::shared_ptr<DeviceEvent>> copies = {};
     std::list<Upload*>::iterator place = {};  // in the cache's list
 };
 

@@ -64,23 +64,29 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
     return Bundle(impl_->cache->bundle({tensors.begin(), tensors.end()}));
 }
 
-Lease Uploader::acquire(const Bundle& bundle) {
+Lease Uploader::acquire(const Bundle& bundle, NativeStream stream) {
     const auto& data = own(bundle);
-    if (!Cache::try_lease(*data)) {
-        impl_->cache->lease(data, Keep::no);
-        return Lease(data);
-    }
-    Lease lease(data);
+    const bool orders = impl_->cache->can_order(stream);
+    const bool was_there = Cache::try_lease(*data);
+    if (!was_there) impl_->cache->lease(data, Keep::no);
+    Lease lease(data, stream);
+    impl_->cache->order(*data, orders ? stream : NativeStream{});
+    if (was_there && impl_->cache->follows()) impl_->cache->reached(*data);
+    return lease;
+}
+
+std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream stream) {
+    const auto& data = own(bundle);
+    const bool orders = impl_->cache->can_order(stream);
+    if (!Cache::try_lease(*data)) return std::nullopt;
+    Lease lease(data, stream);
+    impl_->cache->order(*data, orders ? stream : NativeStream{});
     if (impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
 
-std::optional<Lease> Uploader::try_acquire(const Bundle& bundle) {
-    const auto& data = own(bundle);
-    if (!Cache::try_lease(*data)) return std::nullopt;
-    Lease lease(data);
-    if (impl_->cache->follows()) impl_->cache->reached(*data);
-    return lease;
+std::shared_ptr<DeviceEvent> Uploader::fill(std::span<const FillTarget> targets, NativeStream after) {
+    return impl_->cache->fill(targets, after);
 }
 
 void Uploader::follow(const UploadPlan& plan) {
@@ -94,26 +100,32 @@ std::uint64_t Uploader::sleep() { return impl_->cache->sleep(); }
 
 void Uploader::wake() { impl_->cache->wake(); }
 
-Lease Uploader::acquire(std::string_view name) {
-    if (auto known = impl_->known(name)) {
-        if (!Cache::try_lease(*known)) impl_->cache->lease(known, Keep::yes);
-        return Lease(std::move(known));
+Lease Uploader::acquire(std::string_view name, NativeStream stream) {
+    const bool orders = impl_->cache->can_order(stream);
+    auto data = impl_->known(name);
+    const bool is_new = data == nullptr;
+    if (is_new) {
+        // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
+        std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
+        data = impl_->cache->bundle(std::move(tensors));
     }
-    // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
-    std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
-    auto data = impl_->cache->bundle(std::move(tensors));
-    impl_->cache->lease(data, Keep::yes);
-    Lease lease(std::move(data));
+    if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes);
+    Lease lease(std::move(data), stream);
+    impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
+    if (!is_new) return lease;
     const std::lock_guard lock(impl_->mutex);
     impl_->named[std::string(name)] = lease.data_;
     return lease;
 }
 
-Lease Uploader::acquire(const Selection& selection) {
+Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
+    const bool orders = impl_->cache->can_order(stream);
     auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
     // Without a group of its own, there is nothing that only this bundle owns.
     impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no);
-    return Lease(std::move(data));
+    Lease lease(std::move(data), stream);
+    impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
+    return lease;
 }
 
 void Uploader::prefetch(std::span<const Bundle> bundles) {

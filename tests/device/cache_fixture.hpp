@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -24,17 +25,19 @@ using BundlePtr = std::shared_ptr<const safemap::device::BundleData>;
 /// The lease of a bundle, and a handle of it.
 class Held {
 public:
-    explicit Held(BundlePtr leased) noexcept : bundle_(std::move(leased)) {}
+    explicit Held(BundlePtr leased, safemap::NativeStream stream = {}) noexcept
+        : bundle_(std::move(leased)), stream_(stream) {}
     Held(Held&& other) noexcept = default;
     Held& operator=(Held&& other) noexcept {
         reset();
         bundle_ = std::move(other.bundle_);
+        stream_ = other.stream_;
         return *this;
     }
     ~Held() { reset(); }
 
     void reset() noexcept {
-        if (const auto bundle = std::move(bundle_)) safemap::device::Cache::release(*bundle);
+        if (const auto bundle = std::move(bundle_)) bundle->cache->release(*bundle, stream_);
     }
     std::span<const safemap::DeviceTensor> tensors() const noexcept { return bundle_->tensors; }
     const safemap::DeviceTensor& operator[](std::size_t i) const noexcept { return bundle_->tensors[i]; }
@@ -43,6 +46,7 @@ public:
 
 private:
     BundlePtr bundle_;
+    safemap::NativeStream stream_;
 };
 
 /// A cache, which stops at the end of the fixture.
@@ -65,9 +69,24 @@ public:
     BundlePtr bundle(const safemap::LazyTensor& tensor) const { return bundle(std::vector{tensor}); }
 
     /// Leases a bundle of which the caller has a handle.
-    Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no) const {
+    Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no,
+                 safemap::NativeStream stream = {}) const {
+        const bool orders = cache_->can_order(stream);
         if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep);
-        return Held(bundle);
+        Held held(bundle, stream);
+        cache_->order(*bundle, orders ? stream : safemap::NativeStream{});
+        return held;
+    }
+    /// Leases a bundle if it is there.
+    std::optional<Held> try_acquire(const BundlePtr& bundle, safemap::NativeStream stream = {}) const {
+        const bool orders = cache_->can_order(stream);
+        if (!safemap::device::Cache::try_lease(*bundle)) return std::nullopt;
+        Held held(bundle, stream);
+        cache_->order(*bundle, orders ? stream : safemap::NativeStream{});
+        return held;
+    }
+    Held acquire(const BundlePtr& bundle, safemap::NativeStream stream) const {
+        return acquire(bundle, safemap::device::Keep::no, stream);
     }
     /// Leases one tensor as its own bundle, which the cache keeps.
     Held acquire(const safemap::LazyTensor& tensor) const {
@@ -83,6 +102,11 @@ public:
         cache_->prefetch(bundles, safemap::device::Keep::yes);
     }
     void prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
+
+    std::shared_ptr<safemap::DeviceEvent> fill(const std::vector<safemap::FillTarget>& targets,
+                                               safemap::NativeStream after = {}) const {
+        return cache_->fill(targets, after);
+    }
 
     void evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
     /// Evicts the groups that own the tensors.

@@ -8,6 +8,7 @@
 #include <safemap/uploader.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -60,17 +61,20 @@ TEST_CASE("copies to the host and back stay inside their memory") {
     const auto memory = host->allocate(10);
     const auto staging = host->allocate_staging(6);
     std::memcpy(staging->bytes().data(), "abcdef", 6);
-    const auto event = host->copy_to_device(memory, 4, staging, {1, 4});
+    auto& queue = host->queue(Device::Lane::bulk);
+    queue.copy(*memory, 4, *staging, {1, 4});
+    const auto event = queue.record();
     CHECK(event->done());
+    CHECK(event->wait_until(std::chrono::steady_clock::now()));
     CHECK_OK(event->wait());
     std::array<char, 4> back{};
     host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 4);
     CHECK(std::string_view(back.data(), 4) == "bcde");
 
-    CHECK_OK(host->copy_to_device(memory, 10, staging, {6, 0}));
-    CHECK_FAULT(host->copy_to_device(memory, 7, staging, {0, 4}), Errc::invalid_argument);
-    CHECK_FAULT(host->copy_to_device(memory, 0, staging, {3, 4}), Errc::invalid_argument);
-    CHECK_FAULT(host->copy_to_device(memory, UINT64_MAX, staging, {0, 2}), Errc::invalid_argument);
+    CHECK_OK(queue.copy(*memory, 10, *staging, {6, 0}));
+    CHECK_FAULT(queue.copy(*memory, 7, *staging, {0, 4}), Errc::invalid_argument);
+    CHECK_FAULT(queue.copy(*memory, 0, *staging, {3, 4}), Errc::invalid_argument);
+    CHECK_FAULT(queue.copy(*memory, UINT64_MAX, *staging, {0, 2}), Errc::invalid_argument);
     CHECK_FAULT(host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 7), Errc::invalid_argument);
 }
 
@@ -83,12 +87,13 @@ TEST_CASE("rows are copied from their distances in the staging buffer to their d
     const auto rows = [](std::uint64_t to, std::uint64_t from, std::uint64_t count) {
         return safemap::RowCopy{.to = to, .to_pitch = 4, .from = from, .from_pitch = 3, .row_bytes = 2, .rows = count};
     };
-    CHECK(host->copy_rows_to_device(memory, staging, rows(1, 1, 3))->done());
+    auto& queue = host->queue(Device::Lane::demand);
+    queue.copy_rows(*memory, *staging, rows(1, 1, 3));
     std::array<char, 12> back{};
     host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 0);
     CHECK(std::string_view(back.data(), 12) == ".bc..ef..hi.");
-    CHECK_FAULT(host->copy_rows_to_device(memory, staging, rows(3, 1, 3)), Errc::invalid_argument);
-    CHECK_FAULT(host->copy_rows_to_device(memory, staging, rows(1, 3, 3)), Errc::invalid_argument);
+    CHECK_FAULT(queue.copy_rows(*memory, *staging, rows(3, 1, 3)), Errc::invalid_argument);
+    CHECK_FAULT(queue.copy_rows(*memory, *staging, rows(1, 3, 3)), Errc::invalid_argument);
 }
 
 TEST_CASE("a digest is that of the bytes, across block boundaries") {

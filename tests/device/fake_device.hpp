@@ -38,7 +38,8 @@ public:
     std::atomic<int> copy_microseconds = 0;
     std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<bool> full = false;                  ///< every allocation fails
-    std::atomic<std::int64_t> fail_copy = -1;
+    std::atomic<std::int64_t> fail_copy = -1;        ///< a copy that is refused
+    std::atomic<std::int64_t> fail_device = -1;      ///< a copy that was queued, and with which the device fails
     std::atomic<std::int64_t> fail_staging = -1;
     /// One event fails to report its state after so many more successful reports; -1: none.
     const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
@@ -61,6 +62,7 @@ public:
     std::atomic<std::uint64_t> allocations = 0;
     std::atomic<std::uint64_t> staging = 0;
     std::atomic<std::uint64_t> copies = 0;
+    std::atomic<std::uint64_t> waits = 0;  ///< calls of wait_for()
 
     const std::string& name() const noexcept override { return name_; }
     std::uint64_t free_memory() const override { return 1'000'000; }
@@ -79,38 +81,46 @@ public:
         staging += size;
         return std::make_shared<Staging>(size);
     }
-    std::shared_ptr<safemap::DeviceEvent> copy_to_device(const std::shared_ptr<safemap::DeviceMemory>& to,
-                                                         std::uint64_t offset,
-                                                         const std::shared_ptr<safemap::StagingBuffer>& from,
-                                                         safemap::Extent part) override {
-        return copy_rows_to_device(to, from,
-                                   {.to = offset,
-                                    .to_pitch = part.size,
-                                    .from = part.offset,
-                                    .from_pitch = part.size,
-                                    .row_bytes = part.size,
-                                    .rows = 1});
+    safemap::DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
+
+private:
+    struct Event;
+
+public:
+    /// A stream of a caller. Its work is done when the test says so.
+    struct Stream {
+        std::atomic<bool> captured = false;
+        std::atomic<int> waits = 0;  ///< calls of make_wait()
+        std::atomic<int> records = 0;
+
+        safemap::NativeStream native() noexcept { return safemap::NativeStream::cuda(this); }
+        /// Ends all work that is in the stream.
+        void finish() {
+            const std::lock_guard lock(mutex);
+            for (const auto& event : recorded) event->finish();
+            recorded.clear();
+        }
+
+    private:
+        friend class FakeDevice;
+        std::mutex mutex;
+        std::vector<std::shared_ptr<Event>> recorded;
+    };
+    void make_wait(safemap::NativeStream stream, const safemap::DeviceEvent&) override {
+        require_alive(*failed_);
+        ++stream_of(stream).waits;
     }
-    std::shared_ptr<safemap::DeviceEvent> copy_rows_to_device(const std::shared_ptr<safemap::DeviceMemory>& to,
-                                                              const std::shared_ptr<safemap::StagingBuffer>& from,
-                                                              const safemap::RowCopy& rows) override {
-        auto event = std::make_shared<Event>(fail_done);
-        event->fails = fail_copy.fetch_sub(1) == 0;
-        ++copies;
-        Copy copy{std::static_pointer_cast<Memory>(to)->contents, from, rows, {}, event};
-        if (!is_inside(copy)) {
-            copied_outside = true;
-            copy.rows.rows = 0;
-        }
-        copy.expected = bytes_of(copy);
-        {
-            const std::lock_guard lock(mutex_);
-            queue_.push_back(std::move(copy));
-            ++queue_.back().to->copies;
-        }
-        changed_.notify_all();
+    std::shared_ptr<safemap::DeviceEvent> record(safemap::NativeStream stream) override {
+        require_alive(*failed_);
+        Stream& of = stream_of(stream);
+        auto event = make_event();
+        const std::lock_guard lock(of.mutex);
+        of.recorded.push_back(event);
+        ++of.records;
         return event;
     }
+    bool is_capturing(safemap::NativeStream stream) const override { return stream_of(stream).captured; }
+
     void copy_to_host(std::span<std::byte> to, const safemap::DeviceMemory& from, std::uint64_t offset) override {
         const auto& contents = *static_cast<const Memory&>(from).contents;
         const std::lock_guard lock(contents.mutex);
@@ -138,6 +148,7 @@ private:
         }
         std::uint64_t size() const noexcept override { return contents->bytes.size(); }
         void* handle() const noexcept override { return const_cast<Memory*>(this); }
+        bool has_address() const noexcept override { return false; }
 
         FakeDevice& device;
         const std::shared_ptr<Contents> contents;
@@ -147,31 +158,119 @@ private:
         std::span<std::byte> bytes() const noexcept override { return memory; }
         mutable std::vector<std::byte> memory;
     };
-    struct Event final : safemap::DeviceEvent {
-        explicit Event(std::shared_ptr<std::atomic<std::int64_t>> fail) : fail_done(std::move(fail)) {}
+    struct Event final : safemap::DeviceEvent, std::enable_shared_from_this<Event> {
+        Event(std::shared_ptr<std::atomic<std::int64_t>> fail, std::shared_ptr<std::atomic<bool>> of)
+            : fail_done(std::move(fail)), failed(std::move(of)) {}
         bool done() const override {
             if (fail_done->fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "nobody knows");
+            require_alive(*failed);
             const std::lock_guard lock(mutex);
             return is_done;
         }
-        void wait() const override {
+        bool wait_until(std::chrono::steady_clock::time_point deadline) const override {
+            std::unique_lock lock(mutex);
+            const auto ended = [&] { return is_done; };
+            // The end of time is no time that can be converted to another clock.
+            if (deadline == std::chrono::steady_clock::time_point::max()) changed.wait(lock, ended);
+            else if (!changed.wait_until(lock, deadline, ended)) return false;
+            lock.unlock();
+            require_alive(*failed);
+            return true;
+        }
+        void finish() {
+            const std::lock_guard lock(mutex);
+            is_done = true;
+            changed.notify_all();
+        }
+        void wait_to_end() const {
             std::unique_lock lock(mutex);
             changed.wait(lock, [&] { return is_done; });
-            if (fails) throw safemap::Error(safemap::Errc::io_error, "the copy failed");
         }
         const std::shared_ptr<std::atomic<std::int64_t>> fail_done;
+        const std::shared_ptr<std::atomic<bool>> failed;
         mutable std::mutex mutex;
         mutable std::condition_variable changed;
         bool is_done = false;
-        bool fails = false;
     };
+    /// An entry of the queue: a copy, an event to finish, or one to wait for.
     struct Copy {
         std::shared_ptr<Contents> to;
-        std::shared_ptr<safemap::StagingBuffer> from;
-        safemap::RowCopy rows;
-        std::vector<std::byte> expected;  // all rows, without gaps
-        std::shared_ptr<Event> event;
+        const safemap::StagingBuffer* from = nullptr;
+        safemap::RowCopy rows = {};
+        std::vector<std::byte> expected = {};  // all rows, without gaps
+        bool fails = false;
+        std::shared_ptr<Event> event = {};
+        std::shared_ptr<const Event> until = {};
     };
+    class Queue final : public safemap::DeviceQueue {
+    public:
+        explicit Queue(FakeDevice& device) : device_(device) {}
+        void copy(safemap::DeviceMemory& to, std::uint64_t offset, const safemap::StagingBuffer& from,
+                  safemap::Extent part) override {
+            copy_rows(to, from,
+                      {.to = offset,
+                       .to_pitch = part.size,
+                       .from = part.offset,
+                       .from_pitch = part.size,
+                       .row_bytes = part.size,
+                       .rows = 1});
+        }
+        void copy_rows(safemap::DeviceMemory& to, const safemap::StagingBuffer& from,
+                       const safemap::RowCopy& rows) override {
+            require_alive(*device_.failed_);
+            if (device_.fail_copy.fetch_sub(1) == 0)
+                throw safemap::Error(safemap::Errc::io_error, "the copy was refused");
+            ++device_.copies;
+            Copy copy{static_cast<Memory&>(to).contents, &from, rows};
+            copy.fails = device_.fail_device.fetch_sub(1) == 0;
+            if (!is_inside(copy)) {
+                device_.copied_outside = true;
+                copy.rows.rows = 0;
+            }
+            copy.expected = bytes_of(copy);
+            device_.push(std::move(copy));
+        }
+        std::shared_ptr<safemap::DeviceEvent> record() override {
+            require_alive(*device_.failed_);
+            Copy end;
+            end.event = device_.make_event();
+            auto event = end.event;
+            device_.push(std::move(end));
+            return event;
+        }
+        void wait_for(const safemap::DeviceEvent& event) override {
+            require_alive(*device_.failed_);
+            ++device_.waits;
+            Copy wait;
+            wait.until = dynamic_cast<const Event&>(event).shared_from_this();
+            device_.push(std::move(wait));
+        }
+        void drain() noexcept override {
+            std::unique_lock lock(device_.mutex_);
+            device_.changed_.wait(lock, [&] { return device_.queue_.empty() && !device_.copying_; });
+        }
+
+    private:
+        FakeDevice& device_;
+    };
+
+    static Stream& stream_of(safemap::NativeStream stream) {
+        if (stream.kind != safemap::NativeStream::Kind::cuda)
+            throw safemap::Error(safemap::Errc::invalid_argument, "no stream of the fake device");
+        return *static_cast<Stream*>(stream.handle);
+    }
+    static void require_alive(const std::atomic<bool>& failed) {
+        if (failed) throw safemap::Error(safemap::Errc::device_failed, "the device fell off");
+    }
+    std::shared_ptr<Event> make_event() const { return std::make_shared<Event>(fail_done, failed_); }
+    void push(Copy entry) {
+        {
+            const std::lock_guard lock(mutex_);
+            queue_.push_back(std::move(entry));
+            if (queue_.back().to) ++queue_.back().to->copies;
+        }
+        changed_.notify_all();
+    }
 
     static bool is_inside(const Copy& copy) {
         const safemap::RowCopy& rows = copy.rows;
@@ -202,12 +301,22 @@ private:
             if (queue_.empty()) return;
             Copy copy = std::move(queue_.front());
             queue_.pop_front();
+            copying_ = true;
             lock.unlock();
             perform(copy);
             lock.lock();
+            copying_ = false;
+            changed_.notify_all();
         }
     }
     void perform(Copy& copy) {
+        if (copy.event) return copy.event->finish();
+        if (copy.until) return copy.until->wait_to_end();
+        if (*failed_) {
+            --copy.to->copies;
+            return;
+        }
+        if (copy.fails) *failed_ = true;
         if (copy_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(copy_microseconds));
         const std::vector<std::byte> now = bytes_of(copy);
         if (now != copy.expected) staging_was_touched = true;
@@ -221,16 +330,17 @@ private:
                     copy.to->bytes.begin() + static_cast<std::ptrdiff_t>(copy.rows.to + row * copy.rows.to_pitch));
         }
         --copy.to->copies;
-        const std::lock_guard done(copy.event->mutex);
-        copy.event->is_done = true;
-        copy.event->changed.notify_all();
     }
 
     const std::string name_ = "fake";
+    const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+    Queue demand_{*this};
+    Queue bulk_{*this};
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Copy> queue_;
     bool stopping_ = false;
     bool paused_ = false;
+    bool copying_ = false;
     std::thread thread_;
 };

@@ -43,15 +43,7 @@ public:
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
         return host_->allocate_staging(size);
     }
-    std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
-                                                const std::shared_ptr<StagingBuffer>& from, Extent part) override {
-        return host_->copy_to_device(to, offset, from, part);
-    }
-    std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
-                                                     const std::shared_ptr<StagingBuffer>& from,
-                                                     const RowCopy& rows) override {
-        return host_->copy_rows_to_device(to, from, rows);
-    }
+    DeviceQueue& queue(Lane lane) override { return host_->queue(lane); }
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
         host_->copy_to_host(to, from, offset);
     }

@@ -159,13 +159,11 @@ private:
     void lease(std::size_t number, bool only_if_there) {
         const BundlePtr& bundle = world_.bundles[number];
         try {
-            if (Cache::try_lease(*bundle)) {
-                Held held(bundle);
+            if (auto held = world_.cache->try_acquire(bundle)) {
                 if (bundle->cache->follows()) bundle->cache->reached(*bundle);
-                hold({number, std::move(held)});
+                hold({number, std::move(*held)});
             } else if (!only_if_there) {
-                bundle->cache->lease(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes);
-                hold({number, Held(bundle)});
+                hold({number, world_.cache->acquire(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes)});
                 ++findings_.acquired;
             }
         } catch (const Error& error) {

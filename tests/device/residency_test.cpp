@@ -180,7 +180,7 @@ public:
         std::erase_if(model.pieces, [&](const Model::Piece& one) { return one.real == empty; });
         const auto memory = std::make_shared<Memory>(1);
         empty->memory = memory;
-        CHECK(real.remove(*empty) == memory);
+        CHECK(real.remove(*empty).memory == memory);
     }
 
     void check() const {
@@ -475,14 +475,14 @@ TEST_CASE("random uses of kept memory keep the budget and agree with the slow re
                     if (used.empty()) break;
                     std::swap(used[random() % used.size()], used.back());
                     kept.push_back(used.back().get());
-                    heap.keep(std::move(used.back()));
+                    heap.keep({std::move(used.back())});
                     used.pop_back();
                     break;
                 }
                 case 2: {
                     const bool known = !kept.empty() && random() % 2 == 0;
                     const std::uint64_t wanted = known ? kept[random() % kept.size()]->size() : size;
-                    took(heap.take(wanted), smallest(wanted, wanted));
+                    took(heap.take(wanted).memory, smallest(wanted, wanted));
                     break;
                 }
                 case 3: {
@@ -491,7 +491,7 @@ TEST_CASE("random uses of kept memory keep the budget and agree with the slow re
                     if (expected == UINT64_MAX)
                         for (const DeviceMemory* memory : kept)
                             expected = expected == UINT64_MAX ? memory->size() : std::max(expected, memory->size());
-                    if (!took(heap.take_to_free(size), expected)) break;
+                    if (!took(heap.take_to_free(size).memory, expected)) break;
                     CHECK(heap.total() == total);  // until it is gone
                     total -= used.back()->size();
                     heap.gone(used.back()->size());

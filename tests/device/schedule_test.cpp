@@ -127,7 +127,7 @@ private:
         }
     }
     void try_acquire(const Handle& handle) {
-        if (Cache::try_lease(*handle.bundle)) hold({handle.numbers, Held(handle.bundle)});
+        if (auto held = world_.cache->try_acquire(handle.bundle)) hold({handle.numbers, std::move(*held)});
     }
     void hold(Leased leased) {
         check_values(leased);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+using safemap::Device;
 using safemap::Errc;
 using safemap::device::StagingRing;
 
@@ -15,7 +16,9 @@ TEST_CASE("the fake device detects a write to a staging buffer whose copy is not
     device->pause(true);
     const auto memory = device->allocate(4);
     const auto staging = device->allocate_staging(4);
-    const auto copy = device->copy_to_device(memory, 0, staging, {0, 4});
+    auto& queue = device->queue(Device::Lane::bulk);
+    queue.copy(*memory, 0, *staging, {0, 4});
+    const auto copy = queue.record();
     CHECK_FALSE(copy->done());
     staging->bytes()[1] = std::byte{1};
     device->pause(false);
@@ -27,25 +30,29 @@ TEST_CASE("a buffer is reused only after its copy is done") {
     const auto device = std::make_shared<FakeDevice>();
     device->copy_microseconds = 500;
     const auto memory = device->allocate(100);
+    auto& queue = device->queue(Device::Lane::bulk);
     StagingRing ring(device, 100, 2);
     for (int i = 0; i < 50; ++i) {
         auto loan = ring.take();
         std::fill(loan.buffer()->bytes().begin(), loan.buffer()->bytes().end(), static_cast<std::byte>(i));
-        loan.fence(device->copy_to_device(memory, 0, loan.buffer(), {0, 100}));
+        queue.copy(*memory, 0, *loan.buffer(), {0, 100});
+        loan.fence(queue.record());
     }
     CHECK_FALSE(device->staging_was_touched);
     CHECK(ring.allocated() <= 200);
     CHECK(device->staging == ring.allocated());
 }
 
-TEST_CASE("a failed copy returns its buffer too") {
+TEST_CASE("a copy with which the device fails returns its buffer too") {
     const auto device = std::make_shared<FakeDevice>();
     const auto memory = device->allocate(4);
     StagingRing ring(device, 4, 1);
-    device->fail_copy = 0;
+    auto& queue = device->queue(Device::Lane::bulk);
+    device->fail_device = 0;
     {
         auto loan = ring.take();
-        loan.fence(device->copy_to_device(memory, 0, loan.buffer(), {0, 4}));
+        queue.copy(*memory, 0, *loan.buffer(), {0, 4});
+        loan.fence(queue.record());
     }
     CHECK_OK(ring.take());
     CHECK_OK(ring.take());

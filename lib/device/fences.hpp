@@ -1,0 +1,39 @@
+// Fences: what a device has to do before memory may be written again.
+#pragma once
+
+#include <safemap/device.hpp>
+
+#include <list>
+#include <memory>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// An event to wait for, and the stream that it is of; no stream: a queue of the device.
+struct Fence {
+    std::shared_ptr<DeviceEvent> event;
+    NativeStream stream = {};
+};
+
+/// A list, because lists are joined without allocating.
+using Fences = std::list<Fence>;
+
+/// Device memory, and what still reads or writes it.
+struct Space {
+    std::shared_ptr<DeviceMemory> memory = {};
+    Fences fences = {};
+
+    explicit operator bool() const noexcept { return memory != nullptr; }
+};
+
+/// Adds a fence. It takes the place of an earlier one of the same stream, because a stream works in order.
+void add(Fences& fences, Fence fence);
+/// Returns true if nothing is left to wait for. Also if the device failed: then nothing is in progress.
+bool are_done(const Fences& fences) noexcept;
+/// Removes the fences that are done.
+void drop_done(Fences& fences) noexcept;
+/// Waits for an event, even if it fails: what it guards is free then, too. A caller that needs the data waits for the
+/// event itself.
+void wait_until_done(const DeviceEvent& event) noexcept;
+void wait_until_done(const Fences& fences) noexcept;
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,117 @@
+// Writes tensors into memory of the caller.
+#include "device/fill.hpp"
+
+#include "base/text.hpp"
+#include "device/upload.hpp"
+#include "lazy/page_cache.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+void require_inside(const FillTarget& target) {
+    const Extent part{target.offset, target.tensor.nbytes()};
+    if (target.memory && part.inside(target.memory->size())) return;
+    const std::string what = target.memory ? bytes_text(part.size) + " at " + std::to_string(part.offset) +
+                                                 " end outside the target of " + bytes_text(target.memory->size())
+                                           : "there is no memory to fill";
+    throw Error(Errc::invalid_argument, what).with_tensor(target.tensor.name());
+}
+
+}  // namespace
+
+std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, std::span<const FillTarget> targets,
+                                         const FillSizes& sizes) {
+    std::vector<LazyTensor> tensors;
+    tensors.reserve(targets.size());
+    for (const FillTarget& target : targets) {
+        require_inside(target);
+        tensors.push_back(target.tensor);
+    }
+    std::vector<std::uint32_t> from;
+    Layout layout = lay_out(std::move(tensors), from);
+    std::vector<Place> places;
+    places.reserve(from.size());
+    for (const std::uint32_t i : from) places.push_back({targets[i].memory, targets[i].offset});
+    FillPlan plan(layout, sizes.job, sizes.tile);
+    return std::shared_ptr<FillTask>(
+        new FillTask(device, staging, std::move(layout), std::move(plan), std::move(places)));
+}
+
+FillTask::FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan plan, std::vector<Place> places)
+    : Task(plan.jobs()),
+      queue_(device.queue(Device::Lane::bulk)),
+      staging_(staging),
+      layout_(std::move(layout)),
+      plan_(std::move(plan)),
+      places_(std::move(places)) {}
+
+bool FillTask::run(std::size_t job, Worker& worker) noexcept {
+    std::uint64_t read = 0;
+    const std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
+        read = staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+            const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
+                                           queue = &queue_;
+                                           copy(queue_, *slab, to, from);
+                                       },
+                                       [&](const RowCopy& rows) {
+                                           queue = &queue_;
+                                           copy_rows(queue_, *slab, rows);
+                                       }};
+            return plan_.fill(layout_, job, worker, slab->bytes(), put);
+        });
+    });
+    const std::lock_guard lock(mutex_);
+    read_ += read;
+    if (fault && !fault_) fault_ = fault;
+    return !fault;
+}
+
+void FillTask::finish() noexcept {
+    const std::exception_ptr fault =
+        fault_of(layout_.tensors.front().name(), [&] { require_unchanged(layout_.tensors); });
+    const std::lock_guard lock(mutex_);
+    if (fault && !fault_) fault_ = fault;
+    is_finished_ = true;
+    finished_.notify_all();
+}
+
+std::uint64_t FillTask::wait() {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return is_finished_; });
+    if (!fault_) return read_;
+    queue_.drain();
+    std::rethrow_exception(fault_);
+}
+
+/// Returns the number of the tensor that a place of the layout belongs to.
+std::size_t FillTask::tensor_at(std::uint64_t place) const noexcept {
+    const auto after = std::ranges::upper_bound(layout_.places, place);
+    return static_cast<std::size_t>(after - layout_.places.begin()) - 1;
+}
+
+/// Copies all tensors of a picture to their targets.
+void FillTask::copy(DeviceQueue& queue, const StagingBuffer& slab, std::uint64_t to, Extent from) const {
+    const std::uint64_t end = to + from.size;
+    for (std::size_t i = tensor_at(to); i < places_.size() && layout_.places[i] < end; ++i) {
+        const Extent own = layout_.extent(i);
+        const std::uint64_t begin = std::max(own.offset, to);
+        const std::uint64_t stop = std::min(own.end(), end);
+        if (begin >= stop) continue;
+        queue.copy(*places_[i].memory, places_[i].offset + (begin - own.offset), slab,
+                   {from.offset + (begin - to), stop - begin});
+    }
+}
+
+void FillTask::copy_rows(DeviceQueue& queue, const StagingBuffer& slab, RowCopy rows) const {
+    const std::size_t i = tensor_at(rows.to);
+    rows.to = rows.to - layout_.places[i] + places_[i].offset;
+    queue.copy_rows(*places_[i].memory, slab, rows);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

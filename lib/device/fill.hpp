@@ -1,0 +1,62 @@
+// Writes tensors into memory of the caller.
+#pragma once
+
+#include "device/fill_plan.hpp"
+#include "device/group.hpp"
+#include "device/layout.hpp"
+#include "device/readers.hpp"
+#include "device/staging.hpp"
+
+#include <safemap/uploader.hpp>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// The task that fills memory of the caller. Its tensors are laid out as those of a bundle are, so neighbours in a file
+/// are read together; that layout exists in slabs only, and each tensor in a slab is copied to its own target. Copies
+/// are in the bulk queue.
+class FillTask final : public Task {
+public:
+    /// Throws invalid_argument if a target ends outside its memory.
+    static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, std::span<const FillTarget> targets,
+                                          const FillSizes& sizes);
+
+    bool run(std::size_t job, Worker& worker) noexcept override;
+    void finish() noexcept override;
+
+    /// Blocks until the task is finished. Returns the bytes that were read. Throws the first fault, when no copy is in
+    /// progress any more.
+    std::uint64_t wait();
+
+private:
+    struct Place {
+        std::shared_ptr<DeviceMemory> memory;
+        std::uint64_t offset;  // bytes
+    };
+    FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan plan, std::vector<Place> places);
+    std::size_t tensor_at(std::uint64_t place) const noexcept;
+    void copy(DeviceQueue& queue, const StagingBuffer& slab, std::uint64_t to, Extent from) const;
+    void copy_rows(DeviceQueue& queue, const StagingBuffer& slab, RowCopy rows) const;
+
+    DeviceQueue& queue_;
+    StagingRing& staging_;
+    const Layout layout_;
+    const FillPlan plan_;
+    const std::vector<Place> places_;  // parallel to the tensors of the layout
+
+    std::mutex mutex_;
+    std::condition_variable finished_;
+    bool is_finished_ = false;
+    std::uint64_t read_ = 0;  // bytes
+    std::exception_ptr fault_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device

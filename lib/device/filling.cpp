@@ -1,0 +1,66 @@
+// Filling: tensors on their way to a range of device memory.
+#include "device/filling.hpp"
+
+#include <exception>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+std::uint64_t Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                            Device::Lane lane) {
+    const auto bytes = space_.memory->host_bytes();
+    if (bytes.empty()) return fill_staged(layout, plan, i, worker, lane);
+    return plan.fill(layout, i, worker, bytes.subspan(offset_, layout.size));
+}
+
+std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                                   Device::Lane lane) {
+    return staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+        const auto entered = [&]() -> DeviceQueue& {
+            if (queue == nullptr) queue = &enter(lane);
+            return *queue;
+        };
+        const FillPlan::Copies put{
+            [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, *slab, from); },
+            [&](RowCopy rows) {
+                rows.to += offset_;
+                entered().copy_rows(*space_.memory, *slab, rows);
+            }};
+        return plan.fill(layout, i, worker, slab->bytes(), put);
+    });
+}
+
+/// Returns the queue of a lane, whose next copies happen after the fences of the memory.
+DeviceQueue& Filling::enter(Device::Lane lane) {
+    DeviceQueue& queue = device_.queue(lane);
+    const std::lock_guard lock(entering_);
+    bool& entered = entered_[static_cast<std::size_t>(lane)];
+    if (!entered)
+        for (const Fence& fence : space_.fences) queue.wait_for(*fence.event);
+    entered = true;
+    return queue;
+}
+
+void Filling::record() {
+    std::exception_ptr fault;
+    for (const auto lane : {Device::Lane::demand, Device::Lane::bulk}) {
+        if (!entered_[static_cast<std::size_t>(lane)]) continue;
+        DeviceQueue& queue = device_.queue(lane);
+        try {
+            recorded_.push_back({queue.record()});
+        } catch (...) {
+            queue.drain();
+            fault = std::current_exception();
+        }
+    }
+    if (fault) std::rethrow_exception(fault);
+}
+
+Space Filling::end() noexcept {
+    Space space = std::move(space_);
+    if (recorded_.empty()) return space;
+    space.fences = std::move(recorded_);  // they are done after those of before
+    return space;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,59 @@
+// Filling: tensors on their way to a range of device memory.
+#pragma once
+
+#include "device/fences.hpp"
+#include "device/fill_plan.hpp"
+#include "device/layout.hpp"
+#include "device/staging.hpp"
+
+#include <safemap/device.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// Reads the jobs of a plan to their places in device memory: straight, or through slabs and the queues of the device.
+/// Copies happen after the fences of the memory. Jobs may be done by several threads at once; set everything else
+/// before the first, and ask for it after the last.
+class Filling {
+public:
+    Filling(Device& device, StagingRing& staging) noexcept : device_(device), staging_(staging) {}
+
+    /// Sets the memory to fill from `offset` on, bytes. What the host can write to must have no fence in progress.
+    void set(Space space, std::uint64_t offset) noexcept {
+        space_ = std::move(space);
+        offset_ = offset;
+    }
+    const std::shared_ptr<DeviceMemory>& memory() const noexcept { return space_.memory; }
+
+    /// Reads job `i`, and queues its copies in `lane`. They may still be in progress when this returns. Returns the
+    /// bytes that were read from sources. Throws what reading throws, and device_failed.
+    std::uint64_t fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
+
+    /// Returns true if copies were queued.
+    bool has_copies() const noexcept { return entered_[0] || entered_[1]; }
+    /// Fences the copies so far. After that, they are among those of end(). Throws device_failed; then no copy is in
+    /// progress.
+    void record();
+    /// Lets go of the memory, with all its fences: of record(), and those of before if they are not among these.
+    Space end() noexcept;
+
+private:
+    std::uint64_t fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                              Device::Lane lane);
+    DeviceQueue& enter(Device::Lane lane);
+
+    Device& device_;
+    StagingRing& staging_;
+    Space space_;
+    std::uint64_t offset_ = 0;
+    std::mutex entering_;
+    std::array<bool, 2> entered_ = {};  // by lane: it waits for the fences, and has copies
+    Fences recorded_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device
