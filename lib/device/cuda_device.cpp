@@ -35,6 +35,7 @@ public:
         return std::make_shared<CudaStaging>(context_, size);
     }
     DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
+    std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size) override;
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override;
     void make_wait(NativeStream stream, const DeviceEvent& event) override;
     std::shared_ptr<DeviceEvent> record(NativeStream stream) override;
@@ -64,6 +65,11 @@ std::uint64_t CudaDevice::free_memory() const {
     const std::uint64_t used = ask(CuPoolAttribute::used_now);
     const std::uint64_t reserved = ask(CuPoolAttribute::reserved_now);
     return free + (reserved > used ? reserved - used : 0);
+}
+
+std::shared_ptr<DeviceMemory> CudaDevice::borrow(void* handle, std::uint64_t size) {
+    if (handle == nullptr) throw Error(Errc::invalid_argument, "the memory to borrow is null");
+    return std::make_shared<CudaBorrowed>(handle, size);
 }
 
 void CudaDevice::copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) {

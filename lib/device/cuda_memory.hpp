@@ -30,6 +30,18 @@ private:
     CuPointer address_ = 0;
 };
 
+/// Memory that a caller allocated, and frees.
+class CudaBorrowed final : public DeviceMemory {
+public:
+    CudaBorrowed(void* handle, std::uint64_t size) noexcept : handle_(handle), size_(size) {}
+    std::uint64_t size() const noexcept override { return size_; }
+    void* handle() const noexcept override { return handle_; }
+
+private:
+    void* const handle_;
+    const std::uint64_t size_;
+};
+
 /// Page-locked memory; ordinary memory if the driver refuses to lock it.
 class CudaStaging final : public StagingBuffer {
 public:

@@ -364,6 +364,23 @@ TEST_CASE("memory, staging and events outlive their device") {
     CHECK(stub.take_findings() == "");
 }
 
+TEST_CASE("memory of the caller is borrowed, and stays the caller's") {
+    StubCuda stub;
+    CudaGround ground(10_KiB);
+    const auto borrowed = ground.device->borrow(ground.memory->handle(), 1_KiB);
+    CHECK(borrowed->handle() == ground.memory->handle());
+    CHECK(borrowed->size() == 1_KiB);
+    CHECK(borrowed->has_address());
+    ground.bulk.copy(*borrowed, 24, *ground.staging, {0, 1000});
+    CHECK_FAULT(ground.bulk.copy(*borrowed, 25, *ground.staging, {0, 1000}), Errc::invalid_argument);
+    ground.bulk.record()->wait();
+    const auto bytes = read_back(*ground.device, *borrowed);
+    CHECK(std::equal(bytes.begin() + 24, bytes.end(), ground.staging->bytes().begin()));
+    CHECK_FAULT(ground.device->borrow(nullptr, 1), Errc::invalid_argument);
+    CHECK(stub.get("live_allocations") == 1);
+    CHECK(stub.take_findings() == "");
+}
+
 TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
     if (safemap::device::cuda_driver().library) {
         MESSAGE("this machine has a driver");

@@ -6,10 +6,12 @@
 
 #include <safemap/device.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 /// Fills bytes with values that differ at each place and for each seed.
@@ -29,7 +31,8 @@ inline std::vector<std::byte> read_back(safemap::Device& device, const safemap::
 
 /// The first CUDA device, with memory, a filled staging buffer and both queues.
 struct CudaGround {
-    explicit CudaGround(std::uint64_t size) : memory(device->allocate(size)), staging(device->allocate_staging(size)) {
+    explicit CudaGround(std::uint64_t size, std::shared_ptr<safemap::Device> of = safemap::Device::open("cuda"))
+        : device(std::move(of)), memory(device->allocate(size)), staging(device->allocate_staging(size)) {
         fill(staging->bytes(), size);
     }
     bool arrived() const {
@@ -38,7 +41,7 @@ struct CudaGround {
     }
     void copy_all(safemap::DeviceQueue& queue) { queue.copy(*memory, 0, *staging, {0, memory->size()}); }
 
-    std::shared_ptr<safemap::Device> device = safemap::Device::open("cuda");
+    std::shared_ptr<safemap::Device> device;
     std::shared_ptr<safemap::DeviceMemory> memory;
     std::shared_ptr<safemap::StagingBuffer> staging;
     safemap::DeviceQueue& demand = device->queue(safemap::Device::Lane::demand);

@@ -69,6 +69,7 @@ CuResult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 
 CuResult cuMemAlloc_v2(CuPointer* address, std::size_t size) {
     SAFEMAP_STUB_ENTER(cuMemAlloc_v2, Call::context | Call::no_capture);
+    if (size > largest_size) return CuResult::invalid_value;
     const auto allocation = allocate(size, current_device(), nullptr);
     if (allocation == nullptr) return CuResult::out_of_memory;
     *address = allocation->address;
@@ -199,6 +200,7 @@ CuResult cuMemAllocFromPoolAsync(CuPointer* address, std::size_t size, CuMemoryP
     Pool* const pool = pool_of(handle);
     Stream* const stream = stream_of(in);
     if (pool == nullptr || stream == nullptr) return CuResult::invalid_value;
+    if (size > largest_size) return CuResult::invalid_value;
     const auto allocation = allocate(size, pool->device, pool);
     if (allocation == nullptr) return CuResult::out_of_memory;
     stream->before.join(all.host);

@@ -192,6 +192,9 @@ void host_learns(const Moment& moment);
 std::shared_ptr<Allocation> holder_of(const Area& area, const char* call);
 /// Notes that an operation of a stream will read or write device memory. Conflicts with unordered work are findings.
 void touch(Allocation& allocation, const Area& area, bool writes, const Stream& stream, std::uint64_t number);
+/// Sizes above this are not "out of memory" but "invalid value", as drivers may answer.
+constexpr std::size_t largest_size = std::size_t{1} << 46;
+
 /// Returns the memory that was given out for an allocation, or null if the device is full.
 std::shared_ptr<Allocation> allocate(std::size_t size, int device, Pool* pool);
 /// Frees memory. `ordered` is the moment at which the memory is free: work that is not before it is a finding.
