@@ -79,7 +79,7 @@ void use(StubCuda& stub, const Model& model, const CacheFixture& cache, const st
 }  // namespace
 
 TEST_CASE("kernels of several streams see the tensors that they leased, under random evictions") {
-    for (const std::uint64_t lag : {0, 3}) {
+    for (const std::uint64_t lag : {0U, 3U}) {
         StubCuda stub;
         stub.set("lag", lag);
         const Model model(stub);

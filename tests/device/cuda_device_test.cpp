@@ -80,7 +80,7 @@ TEST_CASE("the demand queue has the higher priority") {
 
 TEST_CASE("device memory has the requested size and alignment, and comes back") {
     StubCuda stub;
-    for (const std::uint64_t pools : {0, 1}) {
+    for (const std::uint64_t pools : {0U, 1U}) {
         CAPTURE(pools);
         stub.set("pools", pools);
         const auto device = Device::open("cuda");
@@ -118,7 +118,7 @@ TEST_CASE("free memory counts what the pool keeps, and the last allocation gives
 TEST_CASE("an allocation that does not fit is out_of_memory, and the device goes on") {
     StubCuda stub;
     stub.set("memory", 10_MiB);
-    for (const std::uint64_t pools : {0, 1}) {
+    for (const std::uint64_t pools : {0U, 1U}) {
         stub.set("pools", pools);
         const auto device = Device::open("cuda");
         const auto memory = device->allocate(4_MiB);

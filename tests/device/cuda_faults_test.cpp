@@ -95,7 +95,7 @@ bool fail_call(std::uint64_t n, CuResult failure, std::uint64_t pools, const Cal
 }  // namespace
 
 TEST_CASE("each call of the driver that fails is one error, and no memory is freed too early") {
-    for (const std::uint64_t pools : {0, 1}) {
+    for (const std::uint64_t pools : {0U, 1U}) {
         Calls calls;
         {
             StubCuda stub;
@@ -113,7 +113,7 @@ TEST_CASE("each call of the driver that fails is one error, and no memory is fre
 }
 
 TEST_CASE("an allocation that fails in any call leaves nothing behind") {
-    for (const std::uint64_t pools : {0, 1}) {
+    for (const std::uint64_t pools : {0U, 1U}) {
         for (const char* const call : {"cuMemAlloc_v2", "cuMemAllocFromPoolAsync"}) {
             StubCuda stub;
             stub.set("pools", pools);

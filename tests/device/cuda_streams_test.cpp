@@ -111,7 +111,7 @@ TEST_CASE("a captured stream is recognised, and waits of it are refused") {
 }
 
 TEST_CASE("nothing that a device does ends a capture of another thread, or of the same one") {
-    for (const std::uint64_t pools : {0, 1}) {
+    for (const std::uint64_t pools : {0U, 1U}) {
         StubCuda stub;
         stub.set("pools", pools);
         void* const stream = stub.make_stream();

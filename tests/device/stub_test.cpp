@@ -16,7 +16,6 @@
 using safemap::device::CuCaptureMode;
 using safemap::device::CuContext;
 using safemap::device::CudaApi;
-using safemap::device::CuDevice;
 using safemap::device::CuEvent;
 using safemap::device::CuPointer;
 using safemap::device::CuResult;
@@ -187,7 +186,6 @@ TEST_CASE("the stub finds copies and kernels outside of memory") {
               std::vector<std::byte> host(size);
               program.api.cuMemcpyDtoHAsync_v2(host.data(), program.memory + 1, size, program.one);
           }) == "cuMemcpyDtoHAsync reaches outside device memory");
-    CHECK(findings_of([](Program& program) { CHECK(program.copy(program.one, size) == CuResult::success); }) == "");
 }
 
 TEST_CASE("the stub finds bytes that are written around an allocation") {
@@ -336,13 +334,13 @@ TEST_CASE("the stub tells rows that meet from rows between each other") {
         copy.height = 9;
         CHECK(program.api.cuMemcpy2DAsync_v2(&copy, stream) == CuResult::success);
     };
-    for (const auto& [at, meets] : {std::pair<CuPointer, bool>{50, false}, {49, true}, {51, true}, {0, true}}) {
+    for (const CuPointer at : {50U, 49U, 51U, 0U}) {
         CAPTURE(at);
-        const std::string found = findings_of([&, place = at](Program& program) {
+        const std::string found = findings_of([&](Program& program) {
             rows(program, 0, program.one);
-            rows(program, place, program.two);
+            rows(program, at, program.two);
         });
-        CHECK(found == (meets ? "stream 1 writes memory that stream 0 writes, without waiting for it" : ""));
+        CHECK(found == (at == 50 ? "" : "stream 1 writes memory that stream 0 writes, without waiting for it"));
     }
 }
 
