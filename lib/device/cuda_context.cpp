@@ -46,12 +46,12 @@ void CudaContext::start(int ordinal) {
     make(demand_, greatest);
     make(bulk_, least);
     make(side_, greatest);
-    make_pool(ordinal);
+    make_pool();
 }
 
 /// Makes a pool of our own: the settings of the device's default pool are other libraries' business. A pool takes and
 /// frees memory without waiting for the kernels that run, which cuMemFree does.
-void CudaContext::make_pool(int ordinal) {
+void CudaContext::make_pool() {
     if (!api_.has_pools()) return;
     int supported = 0;
     // A driver that does not know the attribute has no pools.
@@ -60,7 +60,7 @@ void CudaContext::make_pool(int ordinal) {
     require(known, "cuDeviceGetAttribute");
     if (supported == 0) return;
     CuPoolProperties properties;
-    properties.location_id = ordinal;
+    properties.location_id = device_;
     require(api_.cuMemPoolCreate(&pool_, &properties), "cuMemPoolCreate");
     std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max();
     require(api_.cuMemPoolSetAttribute(pool_, CuPoolAttribute::release_threshold, &threshold), "cuMemPoolSetAttribute");
@@ -142,7 +142,7 @@ void CudaContext::give_event(CuEvent event) noexcept {
 }
 
 CudaEntry::CudaEntry(CudaContext& context, If condition) : context_(context) {
-    if (condition == If::working) context.require_working();
+    if (condition == If::working || context.is_child()) context.require_working();
     context.check(context.api().cuCtxPushCurrent_v2(context.context_), "cuCtxPushCurrent");
     const CuResult exchanged = context.api().cuThreadExchangeStreamCaptureMode(&mode_);
     if (exchanged == CuResult::success) return;

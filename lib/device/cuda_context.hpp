@@ -58,7 +58,7 @@ private:
 
     CudaContext(const CudaApi& api, int ordinal);
     void start(int ordinal);
-    void make_pool(int ordinal);
+    void make_pool();
     bool is_child() const noexcept;
     /// As check(), but does not note a failure: what was made so far can be given back.
     void require(CuResult result, const char* call) const;
@@ -90,7 +90,8 @@ class CudaEntry {
 public:
     enum class If : bool { working, retained };
 
-    /// Throws device_failed if the device does not work; with If::retained only if the context cannot become current.
+    /// Throws device_failed if the device does not work; with If::retained only if the context cannot become current,
+    /// or is another process's.
     explicit CudaEntry(CudaContext& context, If condition = If::working);
     ~CudaEntry();
     CudaEntry(const CudaEntry&) = delete;

@@ -177,6 +177,7 @@ TEST_CASE("a child process cannot use the device of its parent, and does not cra
                               lost([&] { ground.device->allocate_staging(1_KiB); }) &&
                               lost([&] { ground.copy_all(ground.bulk); }) && lost([&] { ground.bulk.record(); }) &&
                               lost([&] { event->done(); }) && lost([&] { event->wait(); });
+        ground.bulk.drain();
         ground.memory.reset();
         ground.staging.reset();
         ground.device.reset();
