@@ -1,6 +1,7 @@
 // The table of backends, and the lookup of a device by its name.
 
 #include "base/text.hpp"
+#include "device/cuda_device.hpp"
 #include "device/host_device.hpp"
 #include "device/opencl_device.hpp"
 
@@ -24,6 +25,7 @@ struct Backend {
 
 constexpr Backend backends[] = {
     {"host", device::open_host, [] { return std::string("host"); }},
+    {"cuda", device::open_cuda, device::list_cuda},
     {"opencl", [](std::string_view ordinal) { return device::open_opencl(device::opencl_driver(), ordinal); },
      [] { return device::list_opencl(device::opencl_driver()); }},
 };

@@ -58,6 +58,7 @@ THIRD_PARTY = {
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
     'CL/cl.h': ['lib/device/opencl_abi.cpp'],
+    'cuda.h': ['lib/device/cuda_abi.cpp'],
     'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
