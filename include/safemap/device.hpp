@@ -84,9 +84,10 @@ public:
 /// them, and neither keeps the stream nor destroys it.
 ///
 /// Example:
-///     safemap::Lease lease = weights.acquire(layer, safemap::NativeStream::cuda(stream));
-///     launch_kernels(lease, stream);
-///     lease.release(safemap::NativeStream::cuda(stream));
+///     safemap::NativeStream kernels = safemap::NativeStream::cuda(nullptr);  // the legacy default stream
+///     safemap::Lease lease = uploader.acquire("wte.weight", kernels);
+///     use(lease["wte.weight"].memory()->handle());  // kernels that are launched now wait for the copies
+///     lease.release(kernels);                       // the memory is free after them
 struct NativeStream {
     enum class Kind : std::uint8_t { none, cuda, opencl };
 

@@ -28,9 +28,9 @@ struct Request {
 /// moved, not copied, and must not be used from two threads at once. A ticket that is destroyed is cancelled.
 ///
 /// Example:
+///     safemap::Bundle expert = uploader.bundle(safemap::Selection::prefix("mlp.experts.7"));
 ///     safemap::Ticket ticket = uploader.request(expert, {.priority = 1});
-///     route_other_tokens();
-///     safemap::Lease lease = ticket.wait();
+///     safemap::Lease lease = ticket.wait();  // after work for the experts that are there
 class SAFEMAP_API Ticket {
 public:
     /// Makes a ticket for nothing, which can only be assigned to.

@@ -22,6 +22,15 @@ using safemap::RowCopy;
 using safemap::device::CuResult;
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+/// The list of devices may go on with those of OpenCL.
+bool says(const safemap::Error& error, const std::string& text) {
+    return error.message().find(text) != std::string::npos;
+}
+
+}  // namespace
+
 TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
     StubCuda stub;
     stub.set("devices", 2);
@@ -34,7 +43,7 @@ TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
         const auto error = error_of([&] { Device::open(name); });
         REQUIRE(error);
         CHECK(error->code() == Errc::no_such_device);
-        CHECK(error->message().ends_with("; available: host, cuda:0 (Stub GPU 0), cuda:1 (Stub GPU 1)"));
+        CHECK(says(*error, "; available: host, cuda:0 (Stub GPU 0), cuda:1 (Stub GPU 1)"));
     }
     CHECK(stub.take_findings() == "");
     CHECK(stub.live() == 0);
@@ -45,7 +54,8 @@ TEST_CASE("a driver without devices has none") {
     stub.set("devices", 0);
     const auto error = error_of([] { Device::open("cuda"); });
     REQUIRE(error);
-    CHECK(error->message() == "no device 'cuda'; available: host");
+    CHECK(says(*error, "no device 'cuda'; available: host"));
+    CHECK_FALSE(says(*error, "cuda:"));
 }
 
 TEST_CASE("a driver that does not start is an error that says so, and lists no devices") {
@@ -55,8 +65,8 @@ TEST_CASE("a driver that does not start is an error that says so, and lists no d
         const auto error = error_of([] { Device::open("cuda:0"); });
         REQUIRE(error);
         CHECK(error->code() == Errc::no_such_device);
-        CHECK(error->message() ==
-              "the CUDA driver does not work: " + std::string(call) + ": CUDA_ERROR_UNKNOWN (unknown error)");
+        CHECK(says(*error, "no device 'cuda:0': the CUDA driver does not work: " + std::string(call) +
+                               ": CUDA_ERROR_UNKNOWN (unknown error)"));
         stub.fail_nth(call, 1, CuResult::unknown);
         CHECK(safemap::device::list_cuda().empty());
     }
