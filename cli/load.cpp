@@ -127,7 +127,9 @@ class Load final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("--device", device_, "the device to load to: host, cuda:N or opencl:N")->required()->type_name("DEVICE");
+        app.add_option("--device", device_, "the device to load to: host, cuda:N or opencl:N")
+            ->required()
+            ->type_name("DEVICE");
         add_parsed(app, "--budget", upload_.device_budget, parse_size,
                    "most device memory to use (default: nine tenths of what is free)")
             ->type_name("SIZE");
