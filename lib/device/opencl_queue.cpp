@@ -51,18 +51,21 @@ void OpenclEvent::synchronize() const {
     done_.store(true, std::memory_order_release);
 }
 
-std::shared_ptr<DeviceEvent> record_opencl(const std::shared_ptr<OpenclContext>& context, ClQueue queue) {
+std::shared_ptr<DeviceEvent> record_opencl(const std::shared_ptr<OpenclContext>& context, ClQueue queue,
+                                           std::span<const ClEvent> commands) {
     context->require_working();
     const OpenclApi& api = context->api();
     ClEvent marker = nullptr;
-    context->check(api.clEnqueueMarkerWithWaitList(queue, 0, nullptr, &marker), "clEnqueueMarkerWithWaitList");
+    context->check(api.clEnqueueMarkerWithWaitList(queue, static_cast<std::uint32_t>(commands.size()),
+                                                   commands.empty() ? nullptr : commands.data(), &marker),
+                   "clEnqueueMarkerWithWaitList");
     auto event = std::make_shared<OpenclEvent>(context, marker);
     // Other queues may wait only for what was sent to the device.
     context->check(api.clFlush(queue), "clFlush");
     return event;
 }
 
-void wait_in_opencl(OpenclContext& context, ClQueue queue, const DeviceEvent& event) {
+void wait_in_opencl(OpenclContext& context, ClQueue queue, const DeviceEvent& event, ClEvent* barrier) {
     context.require_working();
     const auto* const ours = dynamic_cast<const OpenclEvent*>(&event);
     if (ours == nullptr || ours->context().context() != context.context()) {
@@ -70,7 +73,7 @@ void wait_in_opencl(OpenclContext& context, ClQueue queue, const DeviceEvent& ev
         return;
     }
     const ClEvent waited = ours->event();
-    context.check(context.api().clEnqueueBarrierWithWaitList(queue, 1, &waited, nullptr),
+    context.check(context.api().clEnqueueBarrierWithWaitList(queue, 1, &waited, barrier),
                   "clEnqueueBarrierWithWaitList");
 }
 
@@ -84,17 +87,35 @@ ClMemory opencl_memory(const OpenclContext& context, const DeviceMemory& memory)
 OpenclQueue::OpenclQueue(std::shared_ptr<OpenclContext> context, Device::Lane lane)
     : context_(std::move(context)), queue_(context_->queue(lane)) {}
 
+OpenclQueue::~OpenclQueue() { release_commands(); }
+
+void OpenclQueue::release_commands() noexcept {
+    if (!context_->is_lost()) {
+        for (ClEvent const command : commands_) context_->api().clReleaseEvent(command);
+    }
+    commands_.clear();
+}
+
+template <class Enqueue> ClResult OpenclQueue::put(Enqueue&& enqueue) {
+    const ClResult result = enqueue(&commands_.emplace_back());
+    if (result != ClResult::success) commands_.pop_back();
+    return result;
+}
+
 void OpenclQueue::copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) {
     check_copy(to, offset, from, part);
     context_->require_working();
+    const std::lock_guard lock(mutex_);
     copy_range(opencl_memory(*context_, to), offset, from, part);
 }
 
 void OpenclQueue::copy_range(ClMemory to, std::uint64_t offset, const StagingBuffer& from, Extent part) {
     if (part.size == 0) return;
-    context_->check(context_->api().clEnqueueWriteBuffer(queue_, to, 0, offset, part.size,
-                                                         from.bytes().data() + part.offset, 0, nullptr, nullptr),
-                    "clEnqueueWriteBuffer");
+    const ClResult result = put([&](ClEvent* event) {
+        return context_->api().clEnqueueWriteBuffer(queue_, to, 0, offset, part.size, from.bytes().data() + part.offset,
+                                                    0, nullptr, event);
+    });
+    context_->check(result, "clEnqueueWriteBuffer");
 }
 
 void OpenclQueue::copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) {
@@ -102,6 +123,7 @@ void OpenclQueue::copy_rows(DeviceMemory& to, const StagingBuffer& from, const R
     context_->require_working();
     const ClMemory memory = opencl_memory(*context_, to);
     if (rows.row_bytes == 0) return;
+    const std::lock_guard lock(mutex_);
     if (rows.rows == 1 || (rows.to_pitch == rows.row_bytes && rows.from_pitch == rows.row_bytes)) {
         copy_range(memory, rows.to, from, {rows.from, rows.rows * rows.row_bytes});
         return;
@@ -109,18 +131,31 @@ void OpenclQueue::copy_rows(DeviceMemory& to, const StagingBuffer& from, const R
     const std::size_t to_origin[] = {rows.to, 0, 0};
     const std::size_t from_origin[] = {0, 0, 0};
     const std::size_t region[] = {rows.row_bytes, rows.rows, 1};
-    const ClResult result = context_->api().clEnqueueWriteBufferRect(
-        queue_, memory, 0, to_origin, from_origin, region, rows.to_pitch, 0, rows.from_pitch, 0,
-        from.bytes().data() + rows.from, 0, nullptr, nullptr);
+    const ClResult result = put([&](ClEvent* event) {
+        return context_->api().clEnqueueWriteBufferRect(queue_, memory, 0, to_origin, from_origin, region,
+                                                        rows.to_pitch, 0, rows.from_pitch, 0,
+                                                        from.bytes().data() + rows.from, 0, nullptr, event);
+    });
     if (result != ClResult::invalid_value) return context_->check(result, "clEnqueueWriteBufferRect");
     // Implementations differ in the pitches and origins that they accept. Nothing was queued.
     for (std::uint64_t row = 0; row < rows.rows; ++row)
         copy_range(memory, rows.to + row * rows.to_pitch, from, {rows.from + row * rows.from_pitch, rows.row_bytes});
 }
 
-std::shared_ptr<DeviceEvent> OpenclQueue::record() { return record_opencl(context_, queue_); }
+std::shared_ptr<DeviceEvent> OpenclQueue::record() {
+    const std::lock_guard lock(mutex_);
+    auto event = record_opencl(context_, queue_, commands_);
+    release_commands();
+    return event;
+}
 
-void OpenclQueue::wait_for(const DeviceEvent& event) { wait_in_opencl(*context_, queue_, event); }
+void OpenclQueue::wait_for(const DeviceEvent& event) {
+    ClEvent barrier = nullptr;
+    wait_in_opencl(*context_, queue_, event, &barrier);  // may block: the event can be of another device
+    if (barrier == nullptr) return;
+    const std::lock_guard lock(mutex_);
+    commands_.push_back(barrier);
+}
 
 void OpenclQueue::drain() noexcept {
     // A failed device, too: copies can be in progress if the failure was another one. A child has no queue.

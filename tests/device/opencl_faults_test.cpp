@@ -178,6 +178,33 @@ TEST_CASE("OpenCL: work of the caller that fails is a failure of the device") {
     CHECK_OK(Device::open("opencl")->allocate(1000));
 }
 
+TEST_CASE("OpenCL: a copy that fails is a failure of the device") {
+    if (!available()) return;
+    static const Caller* user = nullptr;
+    static ClEvent copied = nullptr;
+    const auto write = [](ClQueue, ClMemory, ClBool, std::size_t, std::size_t, const void*, std::uint32_t,
+                          const ClEvent*, ClEvent* event) {
+        ClResult result = ClResult::success;
+        *event = copied = user->more.clCreateUserEvent(user->context, &result);
+        require(user->more.clRetainEvent(copied));
+        return result;
+    };
+    static OpenclDriver driver = opencl_driver();
+    driver.api.clEnqueueWriteBuffer = write;
+    const Caller caller;
+    user = &caller;
+    const auto device = adopt_opencl(driver, caller.context, caller.device);
+    const auto memory = device->allocate(1000);
+    const auto staging = device->allocate_staging(1000);
+    device->queue(Lane::bulk).copy(*memory, 0, *staging, {0, 1000});
+    CHECK_OK(device->queue(Lane::demand).record()->wait());
+    const auto event = device->queue(Lane::bulk).record();
+    CHECK_FALSE(event->done());
+    require(caller.more.clSetUserEventStatus(copied, static_cast<std::int32_t>(ClResult::out_of_resources)));
+    CHECK_FAULT(event->wait(), Errc::device_failed);
+    check_failed(*device);
+}
+
 TEST_CASE("OpenCL: the error of a command that failed is the error of its event") {
     if (!available()) return;
     static bool fails = false;

@@ -35,6 +35,7 @@ inline bool available() {
 struct CallerApi {
     ClEvent (*clCreateUserEvent)(ClContext, ClResult*) = nullptr;
     ClResult (*clSetUserEventStatus)(ClEvent, std::int32_t) = nullptr;
+    ClResult (*clRetainEvent)(ClEvent) = nullptr;
     void* (*clCreateProgramWithSource)(ClContext, std::uint32_t, const char**, const std::size_t*, ClResult*) = nullptr;
     ClResult (*clBuildProgram)(void*, std::uint32_t, const ClDevice*, const char*, void*, void*) = nullptr;
     void* (*clCreateKernel)(void*, const char*, ClResult*) = nullptr;
@@ -47,6 +48,7 @@ struct CallerApi {
     CallerApi() {
         const std::array functions = {LibraryFunction{"clCreateUserEvent", &clCreateUserEvent, true},
                                       LibraryFunction{"clSetUserEventStatus", &clSetUserEventStatus, true},
+                                      LibraryFunction{"clRetainEvent", &clRetainEvent, true},
                                       LibraryFunction{"clCreateProgramWithSource", &clCreateProgramWithSource, true},
                                       LibraryFunction{"clBuildProgram", &clBuildProgram, true},
                                       LibraryFunction{"clCreateKernel", &clCreateKernel, true},
