@@ -1,6 +1,7 @@
 #include "device/cuda_device.hpp"
 
 #include "base/text.hpp"
+#include "device/backend.hpp"
 #include "device/cuda_context.hpp"
 #include "device/cuda_memory.hpp"
 #include "device/cuda_queue.hpp"
@@ -73,7 +74,7 @@ std::shared_ptr<DeviceMemory> CudaDevice::borrow(void* handle, std::uint64_t siz
 }
 
 void CudaDevice::copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) {
-    require_inside({offset, to.size()}, from.size(), "device memory");
+    check_read(from, {offset, to.size()});
     const CudaEntry entry(*context_);
     if (to.empty()) return;
     const CuPointer at = std::bit_cast<CuPointer>(from.handle()) + offset;

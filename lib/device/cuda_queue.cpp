@@ -1,39 +1,18 @@
 #include "device/cuda_queue.hpp"
 
-#include "base/checked.hpp"
-#include "base/text.hpp"
+#include "device/backend.hpp"
 #include "device/cuda_memory.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
 #include <bit>
-#include <optional>
-#include <string>
-#include <thread>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Returns the extent of all rows, or nothing if it does not fit in 64 bits.
-std::optional<Extent> extent_of(std::uint64_t begin, std::uint64_t pitch, const RowCopy& rows) {
-    const auto before_last = checked_mul(pitch, rows.rows - 1);
-    const auto size = before_last ? checked_add(*before_last, rows.row_bytes) : std::nullopt;
-    return size ? std::optional(Extent{begin, *size}) : std::nullopt;
-}
-
-void require_rows(const RowCopy& rows, std::uint64_t to_size, std::uint64_t from_size) {
-    if (rows.rows == 0 || rows.to_pitch < rows.row_bytes || rows.from_pitch < rows.row_bytes)
-        throw Error(Errc::invalid_argument, "a copy of no rows, or of rows that overlap");
-    const auto to = extent_of(rows.to, rows.to_pitch, rows);
-    const auto from = extent_of(rows.from, rows.from_pitch, rows);
-    if (!to || !from) throw Error(Errc::invalid_argument, "a copy of rows whose size does not fit in 64 bits");
-    require_inside(*from, from_size, "a staging buffer");
-    require_inside(*to, to_size, "device memory");
-}
 
 CuPointer address_of(const DeviceMemory& memory) { return std::bit_cast<CuPointer>(memory.handle()); }
 
@@ -43,12 +22,6 @@ bool in_one_piece(const Extent& part) {
 }
 
 }  // namespace
-
-void require_inside(Extent part, std::uint64_t size, const char* what) {
-    if (part.inside(size)) return;
-    throw Error(Errc::invalid_argument, "a copy of " + bytes_text(part.size) + " at " + std::to_string(part.offset) +
-                                            " reaches outside " + what + " of " + bytes_text(size));
-}
 
 CudaEvent::CudaEvent(std::shared_ptr<CudaContext> context, CuStream stream)
     : context_(std::move(context)),
@@ -67,19 +40,10 @@ bool CudaEvent::done() const {
 }
 
 bool CudaEvent::wait_until(Clock::time_point deadline) const {
-    constexpr std::chrono::microseconds shortest(50);
-    constexpr std::chrono::microseconds longest(1000);
-    if (deadline == Clock::time_point::max()) {
-        wait_for_driver();
-        return true;
-    }
     // The driver has no wait with a deadline.
-    for (std::chrono::microseconds pause = shortest;; pause = std::min(2 * pause, longest)) {
-        if (done()) return true;
-        const auto now = Clock::now();
-        if (now >= deadline) return false;
-        std::this_thread::sleep_until(std::min(now + pause, deadline));
-    }
+    if (deadline != Clock::time_point::max()) return poll_until(deadline, [this] { return done(); });
+    wait_for_driver();
+    return true;
 }
 
 void CudaEvent::wait_for_driver() const {
@@ -100,8 +64,7 @@ CudaQueue::CudaQueue(std::shared_ptr<CudaContext> context, Device::Lane lane)
     : context_(std::move(context)), stream_(context_->stream(lane)) {}
 
 void CudaQueue::copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) {
-    require_inside(part, from.bytes().size(), "a staging buffer");
-    require_inside({offset, part.size}, to.size(), "device memory");
+    check_copy(to, offset, from, part);
     const CudaEntry entry(*context_);
     copy_range(address_of(to) + offset, from, part);
 }
@@ -118,7 +81,7 @@ void CudaQueue::copy_range(CuPointer to, const StagingBuffer& from, Extent part)
 }
 
 void CudaQueue::copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) {
-    require_rows(rows, to.size(), from.bytes().size());
+    check_rows(to, from, rows);
     const CudaEntry entry(*context_);
     if (rows.row_bytes == 0) return;
     const CuPointer begin = address_of(to) + rows.to;

@@ -54,7 +54,4 @@ private:
     const CuStream stream_;
 };
 
-/// Throws invalid_argument if a copy reaches outside its memory: `part` of `size` bytes of `what`.
-void require_inside(Extent part, std::uint64_t size, const char* what);
-
 }  // namespace safemap::SAFEMAP_ABI::device

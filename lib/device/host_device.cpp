@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "device/backend.hpp"
 
 #include <safemap/error.hpp>
 
@@ -115,12 +116,6 @@ public:
     bool wait_until(std::chrono::steady_clock::time_point) const override { return true; }
 };
 
-void require_inside(Extent part, std::uint64_t size, const char* what) {
-    if (part.inside(size)) return;
-    throw Error(Errc::invalid_argument, "a copy of " + bytes_text(part.size) + " at " + std::to_string(part.offset) +
-                                            " reaches outside " + what + " of " + bytes_text(size));
-}
-
 /// Returns the kernel's estimate of the memory that is available without swapping, or nothing if there is no /proc.
 std::optional<std::uint64_t> available_memory() {
     constexpr std::string_view key = "MemAvailable:";
@@ -139,11 +134,11 @@ std::optional<std::uint64_t> available_memory() {
 class HostQueue final : public DeviceQueue {
 public:
     void copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) override {
-        require_inside(part, from.bytes().size(), "a staging buffer");
-        require_inside({offset, part.size}, to.size(), "device memory");
+        check_copy(to, offset, from, part);
         if (part.size > 0) std::memcpy(to.host_bytes().data() + offset, from.bytes().data() + part.offset, part.size);
     }
     void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) override {
+        check_rows(to, from, rows);
         for (std::uint64_t row = 0; row < rows.rows; ++row)
             copy(to, rows.to + row * rows.to_pitch, from, {rows.from + row * rows.from_pitch, rows.row_bytes});
     }
@@ -179,7 +174,7 @@ public:
     }
 
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
-        require_inside({offset, to.size()}, from.size(), "device memory");
+        check_read(from, {offset, to.size()});
         if (!to.empty()) std::memcpy(to.data(), from.host_bytes().data() + offset, to.size());
     }
 
