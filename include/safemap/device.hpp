@@ -105,8 +105,8 @@ struct NativeStream {
 
 /// One device. Derive from Device to upload to other kinds of memory. Implementations are thread-safe.
 ///
-/// When a call fails because the device failed, it throws device_failed, and so does every later call. No copy is in
-/// progress then.
+/// When a call fails because the device failed, it throws device_failed, and so does every later call. What the device
+/// still does then is unknown, so memory that it might use is not freed.
 ///
 /// Example:
 ///     std::shared_ptr<safemap::Device> host = safemap::Device::open("host");
