@@ -1,5 +1,6 @@
-"""Tests the example that goes through a checkpoint layer by layer under half of its size: layers.py LAYERS."""
+"""Tests the example that goes through a checkpoint layer by layer under half of its size: layers.py LAYERS [DEVICE]."""
 import json
+import os
 import pathlib
 import random
 import re
@@ -10,6 +11,7 @@ import tempfile
 import unittest
 
 LAYERS = None
+DEVICE = 'host'
 SAID = re.compile(
     r'(?P<tensors>\d+) tensors of (?P<bytes>\d+) bytes, a budget of (?P<budget>\d+)\n'
     r'(?P<layers>\d+) layers twice: uploaded (?P<first>\d+) and (?P<second>\d+) bytes, '
@@ -43,7 +45,10 @@ class Layers(unittest.TestCase):
         return data
 
     def run_example(self):
-        return subprocess.run([LAYERS, self.model], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([LAYERS, self.model, DEVICE], capture_output=True, text=True, timeout=100)
+        if DEVICE != 'host' and 'no device' in done.stderr and not os.environ.get('CI'):
+            self.skipTest(done.stderr.strip())
+        return done
 
     def test_half_of_the_memory_gives_the_same_results(self):
         sizes = {'wte': 50_000}
@@ -72,4 +77,6 @@ class Layers(unittest.TestCase):
 
 if __name__ == '__main__':
     LAYERS = sys.argv.pop(1)
+    if len(sys.argv) > 1 and not sys.argv[1].startswith('-'):
+        DEVICE = sys.argv.pop(1)
     unittest.main()
