@@ -17,6 +17,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 class LazyTensor;
+template <class Managed> struct LeaseExport;
 
 namespace device {
 class Cache;
@@ -128,10 +129,12 @@ public:
     void release(NativeStream stream);
 
 private:
+    template <class Managed> friend struct LeaseExport;
     friend class Ticket;
     friend class Uploader;
     Lease(std::shared_ptr<const device::BundleData> data, NativeStream stream) noexcept
         : data_(std::move(data)), stream_(stream) {}
+    bool has(const DeviceTensor& tensor) const noexcept;
     std::shared_ptr<const device::BundleData> data_;
     NativeStream stream_ = {};
 };

@@ -150,6 +150,8 @@ public:
     /// work of the queues or of callers' streams. Meant for verification.
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;
 
+    /// Returns the kind of streams that the device can order, or `none`.
+    virtual NativeStream::Kind stream_kind() const noexcept { return NativeStream::Kind::none; }
     /// Lets the work that is put into `stream` from now on happen after `event`, without blocking the host. The event
     /// need not be kept. Throws invalid_argument if the stream is of another kind than the device. This implementation
     /// always does.

@@ -58,6 +58,11 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
     throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
 }
 
+bool Lease::has(const DeviceTensor& tensor) const noexcept {
+    const auto is_it = [&](const DeviceTensor& one) { return &one == &tensor; };
+    return std::ranges::any_of(tensors(), is_it);
+}
+
 void Lease::wait() const {
     if (data_) data_->cache->order(*data_, {});
 }

@@ -59,6 +59,10 @@ public:
     /// Throws invalid_argument if the device has no streams of this kind. Returns false for one that is being captured:
     /// nothing can be ordered before it or after it.
     bool can_order(NativeStream stream) const;
+    /// Fences the memory of a leased bundle by the work that is in the stream. Returns false if that failed, or the
+    /// stream is being captured.
+    bool use(const BundleData& bundle, NativeStream stream) noexcept;
+    Device& device() const noexcept { return *device_; }
     /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
     void release(const BundleData& bundle, NativeStream stream) noexcept;
 

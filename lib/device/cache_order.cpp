@@ -79,20 +79,24 @@ bool Cache::is_there(const BundleData& bundle) noexcept {
     return std::ranges::all_of(bundle.groups, is_done);
 }
 
-void Cache::release(const BundleData& bundle, NativeStream stream) noexcept {
-    if (stream && !lost_.load(std::memory_order_relaxed)) {
-        try {
-            if (!can_order(stream)) return;
-            remember_use(bundle, stream);
-        } catch (const Error& error) {
-            // If the device failed, nothing is in progress. Otherwise nobody knows when the memory is free.
-            if (error.code() != Errc::device_failed) return;
-            note_failure(std::current_exception());
-        } catch (...) {
-            return;
-        }
+bool Cache::use(const BundleData& bundle, NativeStream stream) noexcept {
+    if (lost_.load(std::memory_order_relaxed)) return true;  // it is never written again
+    try {
+        if (!can_order(stream)) return false;
+        remember_use(bundle, stream);
+        return true;
+    } catch (const Error& error) {
+        if (error.code() != Errc::device_failed) return false;
+        note_failure(std::current_exception());
+        return true;
+    } catch (...) {
+        return false;
     }
-    end_leases(bundle);
+}
+
+void Cache::release(const BundleData& bundle, NativeStream stream) noexcept {
+    // Otherwise nobody knows when the memory is free, so the lease does not end.
+    if (!stream || use(bundle, stream)) end_leases(bundle);
 }
 
 /// Fences the memory of a bundle by the work that is in `stream` so far.

@@ -38,6 +38,7 @@ public:
     DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
     std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size) override;
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override;
+    NativeStream::Kind stream_kind() const noexcept override { return NativeStream::Kind::cuda; }
     void make_wait(NativeStream stream, const DeviceEvent& event) override;
     std::shared_ptr<DeviceEvent> record(NativeStream stream) override;
     bool is_capturing(NativeStream stream) const override;

@@ -34,6 +34,7 @@ public:
     }
     DeviceQueue& queue(Lane lane) override { return lane == Lane::demand ? demand_ : bulk_; }
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override;
+    NativeStream::Kind stream_kind() const noexcept override { return NativeStream::Kind::opencl; }
     void make_wait(NativeStream stream, const DeviceEvent& event) override;
     std::shared_ptr<DeviceEvent> record(NativeStream stream) override;
     bool is_capturing(NativeStream stream) const override;

@@ -131,6 +131,8 @@ void require_readable(const Device& device) {
         case DeviceType::cpu:
         case DeviceType::cuda_host:
         case DeviceType::rocm_host: return;
+        case DeviceType::cuda:
+        case DeviceType::opencl: break;
     }
     throw Error(Errc::no_dlpack, "the tensor is on a device of type " + std::to_string(static_cast<int>(device.type)) +
                                      "; expected host memory");

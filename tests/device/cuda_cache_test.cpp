@@ -6,6 +6,7 @@
 #include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/device_dlpack.hpp>
 #include <safemap/uploader.hpp>
 
 #include <cstdint>
@@ -124,4 +125,36 @@ TEST_CASE("a cache survives each call of the driver that fails, and frees nothin
         if (name != "cuCtxPopCurrent_v2" && name != "cuThreadExchangeStreamCaptureMode")
             CHECK(stub.take_findings() == "");
     }
+}
+
+TEST_CASE("a DLPack tensor waits for its copies, and its memory waits for the consumer and the default stream") {
+    StubCuda stub;
+    stub.set("lag", 50);
+    const Bytes one("one", 100'000);
+    const Bytes other("other", 100'000);
+    {
+        safemap::Uploader uploader(Device::open("cuda:1"), no_tensors(), {.device_budget = 100'000, .readers = 1});
+        const auto bundle = uploader.bundle({&one.tensor, 1});
+        const auto next = uploader.bundle({&other.tensor, 1});
+        void* const stream = stub.make_stream(1);
+        const NativeStream consumer = NativeStream::cuda(stream);
+        auto lease = std::make_shared<safemap::Lease>(uploader.acquire(bundle, consumer));
+        auto* const out = safemap::dlpack::export_versioned(lease, lease->tensors()[0], consumer);
+        lease.reset();
+        CHECK(out->dl_tensor.device.type == safemap::dlpack::DeviceType::cuda);
+        CHECK(out->dl_tensor.device.id == 1);
+        std::uint64_t sum = 0;
+        CHECK(stub.kernel_read(stream, out->dl_tensor.data, 100'000, sum));
+        out->deleter(out);
+        void* const second = stub.make_stream(1);
+        const auto there = uploader.acquire(next, NativeStream::cuda(second));
+        std::uint64_t after = 0;
+        CHECK(stub.kernel_read(second, address_of(there.tensors()[0]), 100'000, after));
+        stub.synchronize(second);
+        stub.synchronize(stream);
+        CHECK(sum == stub.checksum(value_of(one.tensor)));
+        CHECK(after == stub.checksum(value_of(other.tensor)));
+    }
+    CHECK(stub.take_findings() == "");
+    CHECK(stub.live() == 0);
 }

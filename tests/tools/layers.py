@@ -44,7 +44,7 @@ OWNER = {
     'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
     'bundle': 'device', 'device': 'device', 'layer_stream': 'device', 'ticket': 'device', 'upload_plan': 'device',
-    'uploader': 'device',
+    'uploader': 'device', 'advanced/device_dlpack': 'device',
 }
 
 # Third-party header: the files that may include it.

@@ -17,8 +17,8 @@ struct Version {
     std::uint32_t minor = 1;
 };
 
-/// Kinds of memory that the host can read; the numbers are those of DLDeviceType, which has more.
-enum class DeviceType : std::int32_t { cpu = 1, cuda_host = 3, rocm_host = 11 };
+/// Kinds of memory; the numbers are those of DLDeviceType, which has more. The host cannot read `cuda` and `opencl`.
+enum class DeviceType : std::int32_t { cpu = 1, cuda = 2, cuda_host = 3, opencl = 4, rocm_host = 11 };
 
 /// The device whose memory holds a tensor; same layout as DLDevice.
 struct Device {
