@@ -130,10 +130,9 @@ public:
 private:
     friend class Ticket;
     friend class Uploader;
-    Lease(std::shared_ptr<const device::BundleData> data, NativeStream stream) noexcept
-        : data_(std::move(data)), stream_(stream) {}
+    explicit Lease(std::shared_ptr<const device::BundleData> data) noexcept : data_(std::move(data)) {}
     std::shared_ptr<const device::BundleData> data_;
-    NativeStream stream_ = {};
+    NativeStream stream_ = {};  // set when the lease is passed on: until then nothing uses it
 };
 
 }  // namespace safemap::SAFEMAP_ABI
