@@ -132,11 +132,10 @@ private:
     template <class Managed> friend struct LeaseExport;
     friend class Ticket;
     friend class Uploader;
-    Lease(std::shared_ptr<const device::BundleData> data, NativeStream stream) noexcept
-        : data_(std::move(data)), stream_(stream) {}
+    explicit Lease(std::shared_ptr<const device::BundleData> data) noexcept : data_(std::move(data)) {}
     bool has(const DeviceTensor& tensor) const noexcept;
     std::shared_ptr<const device::BundleData> data_;
-    NativeStream stream_ = {};
+    NativeStream stream_ = {};  // set when the lease is passed on: until then nothing uses it
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -35,6 +35,8 @@ bool is_wanted(const Request& request) noexcept;
 void require_wanted(const Request& request);
 /// Returns true if that can happen.
 bool is_limited(const Request& request) noexcept;
+/// Returns the deadline, or an earlier time at which a wait looks if a stop was requested.
+Deadline next_look(const Request& request) noexcept;
 
 /// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
 /// while anything is read, or while a copy is waited for. The words of groups are also changed without it.
@@ -62,6 +64,8 @@ public:
     /// Fences the memory of a leased bundle by the work that is in the stream. Returns false if that failed, or the
     /// stream is being captured.
     bool use(const BundleData& bundle, NativeStream stream) noexcept;
+    /// Leases a bundle that is leased until the cache stops.
+    void lease_until_stop(const BundleData& bundle) noexcept;
     Device& device() const noexcept { return *device_; }
     /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
     void release(const BundleData& bundle, NativeStream stream) noexcept;
@@ -140,6 +144,7 @@ private:
     // Order.
     void order(Group& group, NativeStream stream, const Request& request);
     void remember_use(const BundleData& bundle, NativeStream stream);
+    void hold(const BundleData& bundle) noexcept;
     void end_leases(const BundleData& bundle) noexcept;
     void note_failure(const std::exception_ptr& fault) noexcept;
     [[noreturn]] void throw_lost() const;
@@ -173,10 +178,10 @@ private:
     void begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash);
 
     // Memory.
-    void prepare(const std::shared_ptr<Upload>& upload, bool helps, Deadline deadline = Deadline::max()) noexcept;
+    void prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request = {}) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
-    bool provide(Upload& upload, Deadline deadline, Space& space);
-    bool get_memory(Lock& lock, Upload& upload, Deadline deadline);
+    bool provide(Upload& upload, const Request& request, Space& space);
+    bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
     void free_kept(Lock& lock) noexcept;

@@ -132,6 +132,9 @@ void Cache::stop() noexcept {
     stopped_ = true;
     for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
     kept_.clear();
+    for (const auto& holding : residency_.holdings())
+        for (Group* const group : holding->groups)
+            if (group->self) trash.groups.push_back(std::move(group->self));
     evict_all(lock, trash);
 }
 

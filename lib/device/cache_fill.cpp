@@ -23,6 +23,16 @@ struct Range {
           end(begin + (memory.has_address() ? memory.size() : 1)) {}
 };
 
+/// Returns the position after all copies. If that fails, waits for the copies.
+std::shared_ptr<DeviceEvent> record_or_drain(DeviceQueue& queue) {
+    try {
+        return queue.record();
+    } catch (...) {
+        queue.drain();
+        throw;
+    }
+}
+
 }  // namespace
 
 std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, NativeStream after) {
@@ -42,7 +52,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
             read_ += task->wait();
             readers_.give_back(std::move(worker));
         }
-        return queue.record();
+        return record_or_drain(queue);
     } catch (const Error&) {
         note_failure(std::current_exception());
         throw;

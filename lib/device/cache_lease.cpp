@@ -78,7 +78,10 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it,
 }
 
 Cache::Uploads Cache::request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
-    if (try_lease(*bundle)) return {};
+    if (try_lease(*bundle)) {
+        if (follows()) reached(*bundle);
+        return {};
+    }
     auto worker = readers_.borrow_worker();
     Uploads uploads = begin_lease(*bundle, request, *worker, false);
     readers_.give_back(std::move(worker));
@@ -139,7 +142,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
 
     trash.clear();
     for (const auto& upload : begun) {
-        prepare(upload, helps, request.deadline);
+        prepare(upload, helps, request);
         uploads.push_back(upload);
     }
     for (const auto& upload : ahead) prepare(upload, false);
@@ -269,8 +272,11 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
         while (!upload->finished) {
             require_wanted(request);
             if (upload->waits_for_help) {
+                // Claimed under the lock, so that no other thread gets its memory, too, or ends it.
+                upload->waits_for_help = false;
+                upload->providing = true;
                 lock.unlock();
-                prepare(upload, helps, request.deadline);
+                prepare(upload, helps, request);
                 lock.lock();
                 continue;
             }

@@ -19,9 +19,7 @@ constexpr auto pause_for_stop = std::chrono::milliseconds(5);
 
 void await(const DeviceEvent& event, const Request& request) {
     for (;;) {
-        const bool stoppable = request.stop.stop_possible();
-        const auto until = stoppable ? std::min(request.deadline, Clock::now() + pause_for_stop) : request.deadline;
-        if (event.wait_until(until)) return;
+        if (event.wait_until(next_look(request))) return;
         require_wanted(request);
     }
 }
@@ -35,6 +33,11 @@ bool is_wanted(const Request& request) noexcept {
 
 bool is_limited(const Request& request) noexcept {
     return request.stop.stop_possible() || request.deadline != Clock::time_point::max();
+}
+
+Deadline next_look(const Request& request) noexcept {
+    if (!request.stop.stop_possible()) return request.deadline;
+    return std::min(request.deadline, Clock::now() + pause_for_stop);
 }
 
 void require_wanted(const Request& request) {
@@ -95,18 +98,31 @@ bool Cache::use(const BundleData& bundle, NativeStream stream) noexcept {
 }
 
 void Cache::release(const BundleData& bundle, NativeStream stream) noexcept {
-    // Otherwise nobody knows when the memory is free, so the lease does not end.
     if (!stream || use(bundle, stream)) end_leases(bundle);
+    else hold(bundle);  // nobody knows when the memory is free
 }
 
 /// Fences the memory of a bundle by the work that is in `stream` so far.
 void Cache::remember_use(const BundleData& bundle, NativeStream stream) {
-    const auto event = device_->record(stream);
     const std::lock_guard lock(mutex_);
+    // Recorded under the lock: a fence takes the place of an earlier one of the stream, never of a later one.
+    const auto event = device_->record(stream);
     for (const auto& group : bundle.groups) {
         drop_done(group->uses);
         add(group->uses, {event, stream});
     }
+}
+
+/// Keeps the groups of a bundle leased until stop(), even if nobody has a handle of the bundle any more.
+void Cache::hold(const BundleData& bundle) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    for (const auto& group : bundle.groups) group->self = group;
+}
+
+void Cache::lease_until_stop(const BundleData& bundle) noexcept {
+    for (const auto& group : bundle.groups) group->word.lease();
+    hold(bundle);
 }
 
 void Cache::end_leases(const BundleData& bundle) noexcept {

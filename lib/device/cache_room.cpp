@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <condition_variable>
 #include <exception>
 #include <utility>
 
@@ -227,13 +226,14 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
     }
 }
 
-/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. At the deadline, leaves
-/// the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload is finished.
-void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, Deadline deadline) noexcept {
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. If the request ends
+/// first, leaves the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload
+/// is finished.
+void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request) noexcept {
     Space space;
     bool in_time = true;
     std::exception_ptr fault =
-        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, deadline, space); });
+        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, request, space); });
     Lock lock(mutex_);
     if (!in_time && !upload->cancelled) {
         Holding& holding = *upload->group->holding;
@@ -276,39 +276,39 @@ void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
 }
 
 /// Gets the memory of the holding that an upload has, with the fences of what was there before. Gets nothing if the
-/// upload was cancelled. Returns false at the deadline.
-bool Cache::provide(Upload& upload, Deadline deadline, Space& space) {
+/// upload was cancelled. Returns false if the request ends first.
+bool Cache::provide(Upload& upload, const Request& request, Space& space) {
     Lock lock(mutex_);
     if (upload.cancelled) return true;
     upload.providing = true;
     upload.waits_for_help = false;
     Holding& holding = *upload.group->holding;
-    if (!holding.memory && !get_memory(lock, upload, deadline)) return false;
+    if (!holding.memory && !get_memory(lock, upload, request)) return false;
     if (upload.cancelled) return true;
     space.memory = holding.memory;
     if (holding.shared) space.fences = holding.fences;  // others have to wait for them, too
     else space.fences.swap(holding.fences);
     lock.unlock();
     if (space.memory->host_bytes().empty()) return true;
-    if (!wait_until_done(space.fences, deadline)) return false;
+    while (!wait_until_done(space.fences, next_look(request)))
+        if (!is_wanted(request)) return false;
     space.fences.clear();
     return true;
 }
 
-/// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false at the deadline.
-bool Cache::get_memory(Lock& lock, Upload& upload, Deadline deadline) {
+/// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false if the request
+/// ends first.
+bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     Holding& holding = *upload.group->holding;
     const std::uint64_t size = holding.size;
     Space space = heap_.take(size);
     while (!space && !heap_.fits(size)) {
-        if (Space old = heap_.take_to_free(size)) {
-            if (!free(lock, std::move(old), deadline)) return false;
-        } else if (deadline == Deadline::max()) {
-            changed_.wait(lock);
-        } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
-            return false;
-        }
-        if (upload.cancelled) return true;
+        if (!is_wanted(request)) return false;
+        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
+        else if (!is_limited(request)) changed_.wait(lock);
+        else changed_.wait_until(lock, next_look(request));
+        // Another upload into the same block may have been faster.
+        if (upload.cancelled || holding.memory) return true;
     }
     if (!space) {
         heap_.coming(size);

@@ -115,8 +115,7 @@ template <class Managed> void LeaseExport<Managed>::end(Managed* self) {
     const bool is_cuda = self->dl_tensor.device.type == dlpack::DeviceType::cuda;
     bool is_fenced = !own->consumer || data->cache->use(*data, own->consumer);
     if (is_cuda) is_fenced = data->cache->use(*data, NativeStream::cuda(nullptr)) && is_fenced;
-    // Nobody knows when the memory is free, so the lease never ends.
-    if (!is_fenced) static_cast<void>(new std::shared_ptr<Lease>(std::move(own->lease)));
+    if (!is_fenced) data->cache->lease_until_stop(*data);  // nobody knows when the memory is free
 }
 
 namespace dlpack {

@@ -2,6 +2,8 @@
 #include "device/fences.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -15,11 +17,18 @@ bool is_done(const Fence& fence) noexcept {
     }
 }
 
+/// Returns true if a handle is the same stream on each thread. CU_STREAM_PER_THREAD is not.
+bool is_one_stream(NativeStream stream) noexcept {
+    constexpr std::uintptr_t per_thread = 2;
+    return stream &&
+           (stream.kind != NativeStream::Kind::cuda || std::bit_cast<std::uintptr_t>(stream.handle) != per_thread);
+}
+
 }  // namespace
 
 void add(Fences& fences, Fence fence) {
     const auto same = std::ranges::find(fences, fence.stream, &Fence::stream);
-    if (fence.stream && same != fences.end()) *same = std::move(fence);
+    if (is_one_stream(fence.stream) && same != fences.end()) *same = std::move(fence);
     else fences.push_back(std::move(fence));
 }
 

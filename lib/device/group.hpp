@@ -116,6 +116,8 @@ public:
     Fences ready = {};                          // the copies that brought it; set while resident
     Fences uses = {};                           // the work of callers that used it; set while resident
 
+    std::shared_ptr<Group> self = {};  // set if a lease never ends: nobody says when the device is done with it
+
     // Decisions of a plan.
     bool stays = false;                         // it stays on the device, once it is there
     std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others

@@ -32,8 +32,9 @@ Lease Ticket::wait(NativeStream stream) {
     const bool orders = cache.can_order(stream);
     const auto data = std::move(data_);
     cache.end_request(data->bundle, data->request, data->uploads);
-    Lease lease(data->bundle, stream);
+    Lease lease(data->bundle);
     cache.order(*data->bundle, orders ? stream : NativeStream{}, data->request);
+    lease.stream_ = stream;
     return lease;
 }
 

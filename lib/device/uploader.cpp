@@ -70,8 +70,9 @@ Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request
     const bool orders = impl_->cache->can_order(stream);
     const bool was_there = Cache::try_lease(*data);
     if (!was_there) impl_->cache->lease(data, Keep::no, request);
-    Lease lease(data, stream);
+    Lease lease(data);
     impl_->cache->order(*data, orders ? stream : NativeStream{}, request);
+    lease.stream_ = stream;
     if (was_there && impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
@@ -80,8 +81,9 @@ std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream st
     const auto& data = own(bundle);
     const bool orders = impl_->cache->can_order(stream);
     if (!Cache::try_lease(*data)) return std::nullopt;
-    Lease lease(data, stream);
+    Lease lease(data);
     impl_->cache->order(*data, orders ? stream : NativeStream{});
+    lease.stream_ = stream;
     if (impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
@@ -119,8 +121,9 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
         data = impl_->cache->bundle(std::move(tensors));
     }
     if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes, {});
-    Lease lease(std::move(data), stream);
+    Lease lease(std::move(data));
     impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
+    lease.stream_ = stream;
     if (!is_new) return lease;
     const std::lock_guard lock(impl_->mutex);
     impl_->named[std::string(name)] = lease.data_;
@@ -132,8 +135,9 @@ Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
     auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
     // Without a group of its own, there is nothing that only this bundle owns.
     impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
-    Lease lease(std::move(data), stream);
+    Lease lease(std::move(data));
     impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
+    lease.stream_ = stream;
     return lease;
 }
 

@@ -56,6 +56,7 @@ void stub_reset() {
     all.plain_used.clear();
     all.streams.clear();
     all.default_streams.clear();
+    all.thread_streams.clear();
     all.events.clear();
     all.pools.clear();
     all.allocations.clear();

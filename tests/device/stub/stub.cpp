@@ -149,6 +149,12 @@ CuResult Call::decide(const char* name, unsigned needs) {
 
 Stream* stream_of(void* handle) {
     State& all = state();
+    if (handle == reinterpret_cast<void*>(2)) {
+        const int device = this_thread().contexts.empty() ? 0 : current_device();
+        Stream*& stream = all.thread_streams[{std::this_thread::get_id(), device}];
+        if (stream == nullptr) stream = &make_stream(device, 0, true);
+        return stream;
+    }
     if (handle == nullptr || handle == reinterpret_cast<void*>(1)) {
         if (this_thread().contexts.empty()) return nullptr;
         const int device = this_thread().contexts.back();

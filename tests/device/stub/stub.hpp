@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stub {
@@ -137,6 +138,7 @@ struct State {
     std::vector<std::uint64_t> plain_used;
     std::vector<std::unique_ptr<Stream>> streams;
     std::map<int, Stream*> default_streams;
+    std::map<std::pair<std::thread::id, int>, Stream*> thread_streams;  ///< default streams of threads, by device
     std::set<Event*> events;
     std::set<Pool*> pools;
     std::map<std::uintptr_t, std::shared_ptr<Allocation>> allocations;
@@ -176,7 +178,8 @@ private:
     if (call.result() != CuResult::success) return call.result(); \
     [[maybe_unused]] State& all = stub::state()
 
-/// Returns the stream, or null if there is no such stream. Null and 1 are the default stream of the current context.
+/// Returns the stream, or null if there is no such stream. Null and 1 are the default stream of the current context, 2
+/// is that of the calling thread.
 Stream* stream_of(void* handle);
 Stream& make_stream(int device, int priority, bool of_caller);
 /// Puts an operation into a stream, and returns its number.

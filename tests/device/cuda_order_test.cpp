@@ -1,0 +1,281 @@
+// Tests how a cache orders its copies and the kernels of callers where threads meet: leases that end at the same time,
+// requests that give up, and streams that are captured. The stub of the CUDA driver finds work that is not in order.
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/cuda_fixture.hpp"
+#include "device/stub_cuda.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/uploader.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace std::chrono_literals;
+using namespace safemap;
+using namespace safemap::literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+const void* address_of(const DeviceTensor& tensor) {
+    return static_cast<const std::byte*>(tensor.memory()->handle()) + tensor.offset();
+}
+
+/// An uploader on the stub, with bundles of one tensor each.
+struct Ground {
+    StubCuda stub;
+    std::vector<std::unique_ptr<Bytes>> stored = {};
+    std::optional<Uploader> uploader = {};
+
+    explicit Ground(std::uint64_t budget) {
+        uploader.emplace(Device::open("cuda"), no_tensors(), UploadOptions{.device_budget = budget});
+    }
+    Bundle bundle(std::uint64_t size) {
+        stored.push_back(std::make_unique<Bytes>("t" + std::to_string(stored.size()), size));
+        return uploader->bundle(std::vector{stored.back()->tensor});
+    }
+    /// Puts a kernel into a stream that reads the first tensor of a lease.
+    void read(const Lease& lease, void* stream) {
+        const DeviceTensor& tensor = lease.tensors()[0];
+        CHECK(stub.kernel_read(stream, address_of(tensor), tensor.nbytes(), sum));
+    }
+    std::uint64_t sum = 0;
+};
+
+/// A CUDA device whose first record() of a stream of a caller takes long, while other threads go on.
+class SlowRecord final : public Device {
+public:
+    const std::string& name() const noexcept override { return real_->name(); }
+    std::uint64_t free_memory() const override { return real_->free_memory(); }
+    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override { return real_->allocate(size); }
+    std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
+        return real_->allocate_staging(size);
+    }
+    DeviceQueue& queue(Lane lane) override { return real_->queue(lane); }
+    void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
+        real_->copy_to_host(to, from, offset);
+    }
+    void make_wait(NativeStream stream, const DeviceEvent& event) override { real_->make_wait(stream, event); }
+    std::shared_ptr<DeviceEvent> record(NativeStream stream) override {
+        auto event = real_->record(stream);
+        if (!recorded.exchange(true)) {
+            const auto until = Clock::now() + 200ms;
+            while (!released_twice && Clock::now() < until) std::this_thread::sleep_for(1ms);
+        }
+        return event;
+    }
+    bool is_capturing(NativeStream stream) const override { return real_->is_capturing(stream); }
+
+    std::atomic<bool> recorded = false;
+    std::atomic<bool> released_twice = false;
+
+private:
+    const std::shared_ptr<Device> real_ = Device::open("cuda");
+};
+
+}  // namespace
+
+TEST_CASE("two threads that release leases on one stream leave the later fence") {
+    StubCuda stub;
+    const auto device = std::make_shared<SlowRecord>();
+    Bytes first("first", 60'000);
+    Bytes second("second", 60'000);
+    std::uint64_t sums[2] = {};
+    {
+        const CacheFixture cache(device, 60'000);
+        const BundlePtr a = cache.bundle(first.tensor);
+        void* const stream = stub.make_stream();
+        stub.hold(stream);
+        Held one = cache.acquire(a, NativeStream::cuda(stream));
+        Held two = cache.acquire(a, NativeStream::cuda(stream));
+        std::thread other([&] { one.reset(); });
+        CHECK(soon([&] { return device->recorded.load(); }));
+        CHECK(stub.kernel_read(stream, address_of(two[0]), 60'000, sums[0]));
+        two.reset();
+        device->released_twice = true;
+        other.join();
+        void* const next = stub.make_stream();
+        const Held held = cache.acquire(cache.bundle(second.tensor), NativeStream::cuda(next));
+        CHECK(stub.kernel_read(next, address_of(held[0]), 60'000, sums[1]));
+        stub.release(stream);
+        stub.synchronize(next);
+    }
+    CHECK(sums[0] == stub.checksum(value_of(first.tensor)));
+    CHECK(sums[1] == stub.checksum(value_of(second.tensor)));
+    CHECK(stub.take_findings() == "");
+}
+
+TEST_CASE("the default streams of two threads are two streams, though they have one handle") {
+    Ground ground(60'000);
+    void* const per_thread = reinterpret_cast<void*>(2);
+    const Bundle a = ground.bundle(60'000);
+    const Bundle b = ground.bundle(60'000);
+    const auto use = [&] { ground.read(ground.uploader->acquire(a, NativeStream::cuda(per_thread)), per_thread); };
+    std::atomic<bool> used = false;
+    std::atomic<bool> goes_on = false;
+    std::thread slow([&] {
+        ground.stub.hold(per_thread);
+        use();
+        used = true;
+        used.notify_all();
+        goes_on.wait(false);
+        ground.stub.release(per_thread);
+    });
+    used.wait(false);
+    std::thread(use).join();
+    void* const stream = ground.stub.make_stream();
+    ground.read(ground.uploader->acquire(b, NativeStream::cuda(stream)), stream);
+    goes_on = true;
+    goes_on.notify_all();
+    slow.join();
+    ground.stub.synchronize(stream);
+    CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("an acquire in a capture that is late leaves no lease") {
+    Ground ground(100'000);
+    void* const stream = ground.stub.make_stream();
+    const Bundle a = ground.bundle(60'000);
+    const Bundle b = ground.bundle(60'000);
+    ground.stub.hold(ground.stub.stream(0));
+    ground.stub.begin_capture(stream);
+    const auto acquire = [&] {
+        static_cast<void>(ground.uploader->acquire(a, NativeStream::cuda(stream), {.deadline = Clock::now() + 300ms}));
+    };
+    CHECK_FAULT(acquire(), Errc::deadline_passed);
+    CHECK(ground.stub.end_capture(stream));
+    ground.stub.release(ground.stub.stream(0));
+    CHECK_OK(ground.uploader->acquire(b));
+    CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("tensors that were leased in a capture stay without a handle of their bundle") {
+    Ground ground(130'000);
+    void* const stream = ground.stub.make_stream();
+    const void* address = nullptr;
+    {
+        const Bundle a = ground.bundle(60'000);
+        ground.stub.begin_capture(stream);
+        const Lease lease = ground.uploader->acquire(a, NativeStream::cuda(stream));
+        address = address_of(lease.tensors()[0]);
+    }
+    CHECK(ground.stub.end_capture(stream));
+    const Bundle b = ground.bundle(60'000);
+    const Bundle c = ground.bundle(60'000);
+    {
+        const Lease lease = ground.uploader->acquire(b);
+        CHECK(address_of(lease.tensors()[0]) != address);
+        CHECK_FAULT(ground.uploader->acquire(c), Errc::budget_exceeded);
+    }
+    CHECK_OK(ground.uploader->acquire(c));
+    const auto again = ground.uploader->try_acquire(ground.uploader->bundle(std::vector{ground.stored[0]->tensor}));
+    REQUIRE(again);
+    CHECK(address_of(again->tensors()[0]) == address);
+    ground.uploader.reset();
+    CHECK(ground.stub.get("live_allocations") == 1);  // the last lease has it
+    CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("threads that want what another one gave up bring it once") {
+    for (int round = 0; round < 10; ++round) {
+        Ground ground(100'000);
+        void* const stream = ground.stub.make_stream();
+        const Bundle old = ground.bundle(60'000);
+        const Bundle wanted = ground.bundle(70'000);
+        ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
+        ground.stub.hold(stream);
+        const auto acquire = [&](std::chrono::milliseconds time) {
+            static_cast<void>(ground.uploader->acquire(wanted, {}, {.deadline = Clock::now() + time}));
+        };
+        std::thread early([&] { CHECK_FAULT(acquire(40ms), Errc::deadline_passed); });
+        std::vector<std::thread> threads;
+        for (int i = 0; i < 6; ++i)
+            threads.emplace_back([&] {
+                std::this_thread::sleep_for(15ms);
+                CHECK_OK(acquire(5s));
+            });
+        early.join();
+        std::this_thread::sleep_for(5ms);
+        ground.stub.release(stream);
+        for (std::thread& thread : threads) thread.join();
+        CHECK(ground.uploader->stats().uploaded_bytes == 130'000);
+        CHECK(ground.stub.take_findings() == "");
+    }
+}
+
+TEST_CASE("two threads that want small tensors of one block both get it, though only one of them allocates it") {
+    Ground ground(1_MiB);
+    void* const stream = ground.stub.make_stream();
+    const Bundle small = ground.bundle(16'000);  // so that the next block is of this size, too
+    const Lease first = ground.uploader->acquire(small);
+    const std::uint64_t block = 16'128;
+    const Bundle old = ground.bundle(20'000);  // makes room for one block
+    const Bundle rest = ground.bundle(1_MiB - 20'000 - block);
+    const Lease second = ground.uploader->acquire(rest);
+    const Bundle x = ground.bundle(300);
+    const Bundle y = ground.bundle(300);
+    const Bundle both = ground.uploader->bundle(std::vector{ground.stored[3]->tensor, ground.stored[4]->tensor});
+    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
+    ground.stub.hold(stream);
+    std::thread early([&] {
+        CHECK_FAULT(ground.uploader->acquire(both, {}, {.deadline = Clock::now() + 200ms}), Errc::deadline_passed);
+    });
+    std::vector<std::thread> threads;
+    for (const Bundle& one : {x, y})
+        threads.emplace_back([&, one] {
+            std::this_thread::sleep_for(50ms);
+            CHECK_OK(ground.uploader->acquire(one, {}, {.deadline = Clock::now() + 5s}));
+        });
+    early.join();
+    std::this_thread::sleep_for(50ms);
+    ground.stub.release(stream);
+    for (std::thread& thread : threads) thread.join();
+    CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("a plan goes on when a ticket is for tensors that are there") {
+    Ground ground(130'000);
+    std::vector<Bundle> order;
+    for (int i = 0; i < 3; ++i) order.push_back(ground.bundle(60'000));
+    ground.uploader->follow({.order = order, .cyclic = false});
+    CHECK(soon([&] { return ground.uploader->stats().uploaded_bytes == 120'000; }));
+    static_cast<void>(ground.uploader->request(order[0]).wait());
+    const Lease lease = ground.uploader->request(order[1]).wait();
+    CHECK(soon([&] { return ground.uploader->stats().uploaded_bytes == 180'000; }));
+    CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("a stop ends an acquire that waits for memory which a kernel still reads") {
+    Ground ground(100'000);
+    void* const stream = ground.stub.make_stream();
+    const Bundle old = ground.bundle(60'000);
+    const Bundle wanted = ground.bundle(70'000);
+    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
+    ground.stub.hold(stream);
+    std::stop_source stop;
+    std::atomic<bool> is_over = false;
+    std::thread waits([&] {
+        CHECK_FAULT(ground.uploader->acquire(wanted, {}, {.stop = stop.get_token()}), Errc::cancelled);
+        is_over = true;
+    });
+    std::this_thread::sleep_for(30ms);
+    CHECK_FALSE(is_over.load());
+    stop.request_stop();
+    const auto until = Clock::now() + 5s;
+    while (!is_over && Clock::now() < until) std::this_thread::sleep_for(1ms);
+    CHECK(is_over.load());
+    ground.stub.release(stream);
+    waits.join();
+    CHECK_OK(ground.uploader->acquire(wanted));
+    CHECK(ground.stub.take_findings() == "");
+}
