@@ -130,6 +130,7 @@ TEST_CASE("a cache survives each call of the driver that fails, and frees nothin
 TEST_CASE("a DLPack tensor waits for its copies, and its memory waits for the consumer and the default stream") {
     StubCuda stub;
     stub.set("lag", 50);
+    stub.set("devices", 2);
     const Bytes one("one", 100'000);
     const Bytes other("other", 100'000);
     {
