@@ -91,12 +91,11 @@ Cache::Uploads Cache::request(const std::shared_ptr<const BundleData>& bundle, c
 void Cache::end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request,
                         const Uploads& uploads) {
     if (uploads.empty()) return;
-    if (stopped_) {
-        end_leases(*bundle);
-        throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
-    }
+    Leases leases(*bundle, true);
+    if (stopped_) throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
     const Stopwatch stopwatch(stalled_);
     auto worker = readers_.borrow_worker();
+    leases.pass_on();
     end_wait(bundle, Keep::no, request, uploads, *worker);
     readers_.give_back(std::move(worker));
 }
