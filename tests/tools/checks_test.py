@@ -1,9 +1,10 @@
-"""Tests that codes.py, names.py, one_definition.py, prose.py, style.py and count.py find what they look for."""
+"""Tests that built.py, codes.py, names.py, one_definition.py, prose.py, style.py and count.py find what they look for."""
 import json
 import pathlib
 import tempfile
 import unittest
 
+import built
 import codes
 import count
 import names
@@ -12,6 +13,22 @@ import prose
 import style
 
 HEADER = '/// Codes.\nenum class Errc : std::uint8_t {\n    first,  ///< not a_comment\n    second,\n};\n'
+
+
+class Built(unittest.TestCase):
+    def test_a_source_that_no_build_names_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            layer, tests = pathlib.Path(folder, 'lib/base'), pathlib.Path(folder, 'tests/base')
+            for where, names in ((layer, ('a.cpp', 'b.cpp')), (tests, ('a_test.cpp', 'data.cpp'))):
+                where.mkdir(parents=True)
+                for name in names:
+                    (where / name).touch()
+            (layer / 'meson.build').write_text("files('a.cpp')")
+            self.assertEqual(built.check(folder), ['lib/base/b.cpp: not named in the meson.build beside it',
+                                                   'tests/base/a_test.cpp: not named in the meson.build beside it'])
+            (layer / 'meson.build').write_text("files('a.cpp', 'b.cpp')")
+            (tests / 'meson.build').write_text("files('a_test.cpp')")
+            self.assertEqual(built.check(folder), [])
 
 
 class Codes(unittest.TestCase):

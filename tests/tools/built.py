@@ -1,0 +1,24 @@
+"""Fails if a source is in no build: built.py ROOT.
+
+Each .cpp of a layer, and each test, must be named in the meson.build beside it. A test that is not named never runs.
+"""
+import pathlib
+import sys
+
+
+def check(root):
+    root = pathlib.Path(root)
+    sources = sorted((root / 'lib').glob('*/*.cpp')) + sorted((root / 'tests').glob('*/*_test.cpp'))
+    faults = [] if len(sources) > 1 else ['no sources found']
+    for source in sources:
+        build = source.parent / 'meson.build'
+        if not build.exists() or f"'{source.name}'" not in build.read_text(encoding='utf-8'):
+            faults.append(f'{source.relative_to(root)}: not named in the meson.build beside it')
+    return faults
+
+
+if __name__ == '__main__':
+    found = check(sys.argv[1])
+    for line in found:
+        print(line)
+    sys.exit(bool(found))
