@@ -1,4 +1,4 @@
-"""Tests that built.py, codes.py, names.py, one_definition.py, prose.py, style.py and count.py find what they look for."""
+"""Tests that built.py, codes.py, names.py, one_definition.py, prose.py, style.py and count.py find their faults."""
 import json
 import pathlib
 import tempfile
