@@ -19,7 +19,7 @@ using namespace safemap::literals;
 
 TEST_CASE("the host opens, and nothing else does") {
     CHECK(Device::open("host")->name() == "host");
-    for (const char* name : {"", "Host", "host ", "host:", "host:0", ":", "cuda:0", "opencl:1", "ho"}) {
+    for (const char* name : {"", "Host", "host ", "host:", "host:0", ":", "cuda:9999", "opencl:9999", "ho"}) {
         CAPTURE(name);
         CHECK_FAULT(Device::open(name), Errc::no_such_device);
     }
@@ -28,7 +28,7 @@ TEST_CASE("the host opens, and nothing else does") {
 TEST_CASE("an unknown device is refused, and the error lists the known devices") {
     const auto error = error_of([] { Device::open("cuda:7\n"); });
     REQUIRE(error);
-    CHECK(error->message() == "no device 'cuda:7\\x0a'; available: host");
+    CHECK(error->message().starts_with("no device 'cuda:7\\x0a'; available: host"));
 }
 
 TEST_CASE("host memory is aligned, writable and of the requested size") {
