@@ -31,7 +31,7 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     }
     // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
     if (group->word.leased()) let_go(*group, trash);
-    else group->fault = upload.fault;
+    else group->fault = std::move(upload.fault);
     group->word.change(State::arriving, State::absent);
     Fences& fences = group->holding->fences;
     fences.splice(fences.end(), space.fences);

@@ -53,7 +53,7 @@ FillTask::FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
     std::uint64_t read = 0;
-    const std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
+    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
         read = staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
             const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
                                            queue = &queue_;
@@ -68,15 +68,15 @@ bool FillTask::run(std::size_t job, Worker& worker) noexcept {
     });
     const std::lock_guard lock(mutex_);
     read_ += read;
-    if (fault && !fault_) fault_ = fault;
-    return !fault;
+    if (!fault) return true;
+    if (!fault_) fault_ = std::move(fault);
+    return false;
 }
 
 void FillTask::finish() noexcept {
-    const std::exception_ptr fault =
-        fault_of(layout_.tensors.front().name(), [&] { require_unchanged(layout_.tensors); });
+    std::exception_ptr fault = fault_of(layout_.tensors.front().name(), [&] { require_unchanged(layout_.tensors); });
     const std::lock_guard lock(mutex_);
-    if (fault && !fault_) fault_ = fault;
+    if (fault && !fault_) fault_ = std::move(fault);
     is_finished_ = true;
     finished_.notify_all();
 }
