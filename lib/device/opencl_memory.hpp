@@ -26,6 +26,7 @@ public:
 
     std::uint64_t size() const noexcept override { return size_; }
     void* handle() const noexcept override { return memory_; }
+    bool has_address() const noexcept override { return false; }
     ClMemory memory() const noexcept { return memory_; }
     const OpenclContext& context() const noexcept { return *context_; }
 

@@ -4,6 +4,9 @@
 #include "device/opencl_fixture.hpp"
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/device_dlpack.hpp>
+#include <safemap/uploader.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -384,4 +387,23 @@ TEST_CASE("OpenCL: a bundle takes the memory of another one after the caller's k
     Data expected = value_of(first.tensor("one", safemap::Dtype::u8, {20'000}));
     for (std::byte& each : expected) each = static_cast<std::byte>(std::to_integer<unsigned>(each) + 1);
     CHECK(bytes_of(*device, *sums) == expected);
+}
+
+TEST_CASE("OpenCL: a DLPack tensor has the buffer, and its place in it") {
+    if (!available()) return;
+    const auto device = Device::open("opencl");
+    CHECK_FALSE(device->allocate(1)->has_address());  // the handle is an object of OpenCL
+    safemap::Uploader uploader(device, no_tensors(), {.device_budget = 1_MiB, .readers = 1});
+    const Counted source(7, 1_MiB);
+    const std::vector<safemap::LazyTensor> tensors = {source.tensor("first", safemap::Dtype::u8, {100}),
+                                                      source.tensor("second", safemap::Dtype::u8, {300})};
+    const auto lease = std::make_shared<safemap::Lease>(uploader.acquire(uploader.bundle(tensors)));
+    const safemap::DeviceTensor& second = (*lease)["second"];
+    auto* const out = safemap::dlpack::export_versioned(lease, second);
+    CHECK(out->dl_tensor.device.type == safemap::dlpack::DeviceType::opencl);
+    CHECK(out->dl_tensor.device.id == 0);
+    CHECK(out->dl_tensor.data == second.memory()->handle());
+    CHECK(out->dl_tensor.byte_offset == second.offset());
+    CHECK(second.offset() >= 256);
+    out->deleter(out);
 }
