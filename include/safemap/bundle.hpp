@@ -17,6 +17,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 class LazyTensor;
+struct Request;
 template <class Managed> struct LeaseExport;
 
 namespace device {
@@ -133,9 +134,11 @@ private:
     friend class Ticket;
     friend class Uploader;
     explicit Lease(std::shared_ptr<const device::BundleData> data) noexcept : data_(std::move(data)) {}
+    static Lease ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
+                         const Request& request);
     bool has(const DeviceTensor& tensor) const noexcept;
     std::shared_ptr<const device::BundleData> data_;
-    NativeStream stream_ = {};  // set when the lease is passed on: until then nothing uses it
+    NativeStream stream_ = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI

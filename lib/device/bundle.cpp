@@ -58,6 +58,16 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
     throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
 }
 
+/// Makes the lease of a bundle that is leased already, for the work of `stream`, and orders that after the copies.
+/// `orderable` is Cache::orderable(stream), which was asked before the bundle was leased.
+Lease Lease::ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
+                     const Request& request) {
+    Lease lease(std::move(data));
+    lease.data_->cache->order(*lease.data_, orderable, request);
+    lease.stream_ = stream;  // now, because a lease that is not passed on is not used by the stream
+    return lease;
+}
+
 bool Lease::has(const DeviceTensor& tensor) const noexcept {
     const auto is_it = [&](const DeviceTensor& one) { return &one == &tensor; };
     return std::ranges::any_of(tensors(), is_it);
@@ -73,7 +83,7 @@ void Lease::release() noexcept {
 
 void Lease::release(NativeStream stream) {
     if (!data_) return;
-    if (stream && !data_->cache->can_order(stream))
+    if (stream && !data_->cache->orderable(stream))
         throw Error(Errc::invalid_argument, "a lease cannot be released on a stream that is being captured");
     stream_ = stream;
     release();

@@ -5,6 +5,7 @@
 #include "device/owners.hpp"
 #include "device/plan.hpp"
 #include "device/readers.hpp"
+#include "device/request.hpp"
 #include "device/residency.hpp"
 #include "device/staging.hpp"
 #include "device/upload.hpp"
@@ -29,15 +30,6 @@ namespace safemap::SAFEMAP_ABI::device {
 /// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
 enum class Keep : std::uint8_t { no, yes };
 
-/// Returns false if the deadline passed, or a stop was requested.
-bool is_wanted(const Request& request) noexcept;
-/// Throws deadline_passed or cancelled then.
-void require_wanted(const Request& request);
-/// Returns true if that can happen.
-bool is_limited(const Request& request) noexcept;
-/// Returns the deadline, or an earlier time at which a wait looks if a stop was requested.
-Deadline next_look(const Request& request) noexcept;
-
 /// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
 /// while anything is read, or while a copy is waited for. The words of groups are also changed without it.
 class Cache : public std::enable_shared_from_this<Cache> {
@@ -58,9 +50,9 @@ public:
     /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
     /// the caller, who is blocked until they are done. Throws device_failed.
     void order(const BundleData& bundle, NativeStream stream, const Request& request = {});
-    /// Throws invalid_argument if the device has no streams of this kind. Returns false for one that is being captured:
-    /// nothing can be ordered before it or after it.
-    bool can_order(NativeStream stream) const;
+    /// Returns the stream if work can be ordered before it and after it. Otherwise, for a stream that is being
+    /// captured, returns none. Throws invalid_argument if the device has no streams of this kind.
+    NativeStream orderable(NativeStream stream) const;
     /// Fences the memory of a leased bundle by the work that is in the stream. Returns false if that failed, or the
     /// stream is being captured.
     bool use(const BundleData& bundle, NativeStream stream) noexcept;
@@ -112,7 +104,7 @@ private:
     using Groups = std::vector<std::shared_ptr<Group>>;
 
     /// Work that must be done when the lock is released: owners to destroy, whose destructors may take it, and
-    /// cancelled uploads whose copies have to be waited for.
+    /// cancelled uploads whose copies have to be fenced.
     struct Trash {
         Trash() = default;
         ~Trash() { clear(); }
@@ -136,6 +128,7 @@ private:
                          Trash& trash);
     void hurry(const std::shared_ptr<Upload>& upload, const Request& request);
     Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
+    void wait_for_change(Lock& lock, const Request& request);
     void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
     void keep(const std::shared_ptr<const BundleData>& bundle);
     void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);

@@ -37,7 +37,7 @@ std::shared_ptr<DeviceEvent> record_or_drain(DeviceQueue& queue) {
 
 std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, NativeStream after) {
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
-    if (after && !can_order(after))
+    if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");
     const auto task = FillTask::make(*device_, staging_, targets, sizes_);
     require_foreign(targets);

@@ -14,12 +14,17 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
-#include <stop_token>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+
+namespace {
+
+[[noreturn]] void throw_stopped() {
+    throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
+}
+
+}  // namespace
 
 /// The leases of an acquire, which end with it unless they are passed on.
 class Cache::Leases {
@@ -92,7 +97,7 @@ void Cache::end_request(const std::shared_ptr<const BundleData>& bundle, const R
                         const Uploads& uploads) {
     if (uploads.empty()) return;
     Leases leases(*bundle, true);
-    if (stopped_) throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
+    if (stopped_) throw_stopped();
     const Stopwatch stopwatch(stalled_);
     auto worker = readers_.borrow_worker();
     leases.pass_on();
@@ -162,14 +167,10 @@ void Cache::end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep_
         throw;
     }
     const std::lock_guard lock(mutex_);
-    const auto end = [&] { leases.end_under_lock(); };
     for (const auto& upload : uploads) {
-        if (upload->cancelled) {
-            end();
-            throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
-        }
-        if (!upload->fault) continue;
-        end();
+        if (!upload->cancelled && !upload->fault) continue;
+        leases.end_under_lock();
+        if (upload->cancelled) throw_stopped();
         throw_copy(upload->fault);
     }
     if (keep_it == Keep::yes) keep(bundle);
@@ -255,10 +256,6 @@ Cache::Uploads Cache::begin(const Groups& absent, Residency::Reach reach, bool d
 /// Helps with the uploads, and returns when all of them are finished. Throws errors of the request. If there can be
 /// any, does not read: a read that takes long could not be interrupted.
 void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& request) {
-    const std::stop_callback wake(request.stop, [this] {
-        const std::lock_guard lock(mutex_);
-        changed_.notify_all();
-    });
     const bool helps = !is_limited(request) || !readers_.have_threads();
     const auto help = [&](Upload& upload) {
         if (!helps || !upload.submitted) return;
@@ -284,13 +281,17 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
                 lock.unlock();
                 help(*upload);
                 lock.lock();
-            } else if (request.deadline == std::chrono::steady_clock::time_point::max()) {
-                changed_.wait(lock);
             } else {
-                changed_.wait_until(lock, request.deadline);
+                wait_for_change(lock, request);
             }
         }
     }
+}
+
+/// Waits until something arrived, failed or left, or until the request has to be looked at again.
+void Cache::wait_for_change(Lock& lock, const Request& request) {
+    if (is_limited(request)) changed_.wait_until(lock, next_look(request));
+    else changed_.wait(lock);
 }
 
 /// Holds a bundle of which nobody has a handle.

@@ -6,46 +6,20 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Nothing tells an event that a stop was requested, so waits are this long if it may be.
-constexpr auto pause_for_stop = std::chrono::milliseconds(5);
-
 void await(const DeviceEvent& event, const Request& request) {
-    for (;;) {
-        if (event.wait_until(next_look(request))) return;
-        require_wanted(request);
-    }
+    while (!event.wait_until(next_look(request))) require_wanted(request);
 }
 
 }  // namespace
 
-bool is_wanted(const Request& request) noexcept {
-    if (request.stop.stop_requested()) return false;
-    return request.deadline == Clock::time_point::max() || Clock::now() < request.deadline;
+NativeStream Cache::orderable(NativeStream stream) const {
+    return stream && !device_->is_capturing(stream) ? stream : NativeStream{};
 }
-
-bool is_limited(const Request& request) noexcept {
-    return request.stop.stop_possible() || request.deadline != Clock::time_point::max();
-}
-
-Deadline next_look(const Request& request) noexcept {
-    if (!request.stop.stop_possible()) return request.deadline;
-    return std::min(request.deadline, Clock::now() + pause_for_stop);
-}
-
-void require_wanted(const Request& request) {
-    if (request.stop.stop_requested()) throw Error(Errc::cancelled, "the request was cancelled");
-    if (!is_wanted(request)) throw Error(Errc::deadline_passed, "the tensors were not on the device in time");
-}
-
-bool Cache::can_order(NativeStream stream) const { return stream && !device_->is_capturing(stream); }
 
 void Cache::order(const BundleData& bundle, NativeStream stream, const Request& request) {
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
@@ -85,7 +59,7 @@ bool Cache::is_there(const BundleData& bundle) noexcept {
 bool Cache::use(const BundleData& bundle, NativeStream stream) noexcept {
     if (lost_.load(std::memory_order_relaxed)) return true;  // it is never written again
     try {
-        if (!can_order(stream)) return false;
+        if (!orderable(stream)) return false;
         remember_use(bundle, stream);
         return true;
     } catch (const Error& error) {

@@ -139,7 +139,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     }
     // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
     if (!upload.providing) leave(upload);
-    // Who has it in hand calls arrive().
+    // A thread that gets its memory, or has a job of it in hand, calls arrive() later.
     if (!upload.waits_for_help && (!upload.submitted || !readers_.cancel(upload))) return;
     if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
@@ -270,7 +270,7 @@ void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
         const std::lock_guard lock(mutex_);
         if (upload.finished) return;
         if (!upload.fault) upload.fault = std::move(fault);
-        if (!readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+        if (!readers_.cancel(upload)) return;  // a thread that has a job of it in hand calls arrive()
     }
     upload.finish();
 }
@@ -281,7 +281,6 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
     Lock lock(mutex_);
     if (upload.cancelled) return true;
     upload.providing = true;
-    upload.waits_for_help = false;
     Holding& holding = *upload.group->holding;
     if (!holding.memory && !get_memory(lock, upload, request)) return false;
     if (upload.cancelled) return true;
@@ -305,8 +304,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     while (!space && !heap_.fits(size)) {
         if (!is_wanted(request)) return false;
         if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
-        else if (!is_limited(request)) changed_.wait(lock);
-        else changed_.wait_until(lock, next_look(request));
+        else wait_for_change(lock, request);
         // Another upload into the same block may have been faster.
         if (upload.cancelled || holding.memory) return true;
     }

@@ -103,8 +103,7 @@ Managed* LeaseExport<Managed>::make(std::shared_ptr<Lease> lease, const DeviceTe
                               .shape = out->dimensions.shape.data(),
                               .strides = out->dimensions.strides.data(),
                               .byte_offset = handle == nullptr || has_address ? 0 : tensor.offset()};
-    const bool orders = cache.can_order(consumer);
-    cache.order(*out->lease->data_, orders ? consumer : NativeStream{});
+    cache.order(*out->lease->data_, cache.orderable(consumer));
     return &out.release()->managed;
 }
 

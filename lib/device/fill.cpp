@@ -57,11 +57,11 @@ bool FillTask::run(std::size_t job, Worker& worker) noexcept {
         read = staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
             const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
                                            queue = &queue_;
-                                           copy(queue_, *slab, to, from);
+                                           copy(*slab, to, from);
                                        },
                                        [&](const RowCopy& rows) {
                                            queue = &queue_;
-                                           copy_rows(queue_, *slab, rows);
+                                           copy_rows(*slab, rows);
                                        }};
             return plan_.fill(layout_, job, worker, slab->bytes(), put);
         });
@@ -96,22 +96,22 @@ std::size_t FillTask::tensor_at(std::uint64_t place) const noexcept {
 }
 
 /// Copies all tensors of a picture to their targets.
-void FillTask::copy(DeviceQueue& queue, const StagingBuffer& slab, std::uint64_t to, Extent from) const {
+void FillTask::copy(const StagingBuffer& slab, std::uint64_t to, Extent from) const {
     const std::uint64_t end = to + from.size;
     for (std::size_t i = tensor_at(to); i < places_.size() && layout_.places[i] < end; ++i) {
         const Extent own = layout_.extent(i);
         const std::uint64_t begin = std::max(own.offset, to);
         const std::uint64_t stop = std::min(own.end(), end);
         if (begin >= stop) continue;
-        queue.copy(*places_[i].memory, places_[i].offset + (begin - own.offset), slab,
-                   {from.offset + (begin - to), stop - begin});
+        queue_.copy(*places_[i].memory, places_[i].offset + (begin - own.offset), slab,
+                    {from.offset + (begin - to), stop - begin});
     }
 }
 
-void FillTask::copy_rows(DeviceQueue& queue, const StagingBuffer& slab, RowCopy rows) const {
+void FillTask::copy_rows(const StagingBuffer& slab, RowCopy rows) const {
     const std::size_t i = tensor_at(rows.to);
     rows.to = rows.to - layout_.places[i] + places_[i].offset;
-    queue.copy_rows(*places_[i].memory, slab, rows);
+    queue_.copy_rows(*places_[i].memory, slab, rows);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

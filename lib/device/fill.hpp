@@ -43,8 +43,8 @@ private:
     };
     FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan plan, std::vector<Place> places);
     std::size_t tensor_at(std::uint64_t place) const noexcept;
-    void copy(DeviceQueue& queue, const StagingBuffer& slab, std::uint64_t to, Extent from) const;
-    void copy_rows(DeviceQueue& queue, const StagingBuffer& slab, RowCopy rows) const;
+    void copy(const StagingBuffer& slab, std::uint64_t to, Extent from) const;
+    void copy_rows(const StagingBuffer& slab, RowCopy rows) const;
 
     DeviceQueue& queue_;
     StagingRing& staging_;

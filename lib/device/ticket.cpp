@@ -29,13 +29,10 @@ bool Ticket::done() const noexcept {
 Lease Ticket::wait(NativeStream stream) {
     if (!data_) throw Error(Errc::invalid_argument, "there is no ticket");
     device::Cache& cache = *data_->bundle->cache;
-    const bool orders = cache.can_order(stream);
+    const NativeStream orderable = cache.orderable(stream);
     const auto data = std::move(data_);
     cache.end_request(data->bundle, data->request, data->uploads);
-    Lease lease(data->bundle);
-    cache.order(*data->bundle, orders ? stream : NativeStream{}, data->request);
-    lease.stream_ = stream;
-    return lease;
+    return Lease::ordered(data->bundle, stream, orderable, data->request);
 }
 
 void Ticket::cancel() noexcept {

@@ -67,23 +67,19 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
 
 Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request& request) {
     const auto& data = own(bundle);
-    const bool orders = impl_->cache->can_order(stream);
+    const NativeStream orderable = impl_->cache->orderable(stream);
     const bool was_there = Cache::try_lease(*data);
     if (!was_there) impl_->cache->lease(data, Keep::no, request);
-    Lease lease(data);
-    impl_->cache->order(*data, orders ? stream : NativeStream{}, request);
-    lease.stream_ = stream;
+    Lease lease = Lease::ordered(data, stream, orderable, request);
     if (was_there && impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
 
 std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream stream) {
     const auto& data = own(bundle);
-    const bool orders = impl_->cache->can_order(stream);
+    const NativeStream orderable = impl_->cache->orderable(stream);
     if (!Cache::try_lease(*data)) return std::nullopt;
-    Lease lease(data);
-    impl_->cache->order(*data, orders ? stream : NativeStream{});
-    lease.stream_ = stream;
+    Lease lease = Lease::ordered(data, stream, orderable, {});
     if (impl_->cache->follows()) impl_->cache->reached(*data);
     return lease;
 }
@@ -112,7 +108,7 @@ Ticket Uploader::request(const Bundle& bundle, const Request& request) {
 }
 
 Lease Uploader::acquire(std::string_view name, NativeStream stream) {
-    const bool orders = impl_->cache->can_order(stream);
+    const NativeStream orderable = impl_->cache->orderable(stream);
     auto data = impl_->known(name);
     const bool is_new = data == nullptr;
     if (is_new) {
@@ -121,9 +117,7 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
         data = impl_->cache->bundle(std::move(tensors));
     }
     if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes, {});
-    Lease lease(std::move(data));
-    impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
-    lease.stream_ = stream;
+    Lease lease = Lease::ordered(std::move(data), stream, orderable, {});
     if (!is_new) return lease;
     const std::lock_guard lock(impl_->mutex);
     impl_->named[std::string(name)] = lease.data_;
@@ -131,14 +125,11 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
 }
 
 Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
-    const bool orders = impl_->cache->can_order(stream);
+    const NativeStream orderable = impl_->cache->orderable(stream);
     auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
     // Without a group of its own, there is nothing that only this bundle owns.
     impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
-    Lease lease(std::move(data));
-    impl_->cache->order(*lease.data_, orders ? stream : NativeStream{});
-    lease.stream_ = stream;
-    return lease;
+    return Lease::ordered(std::move(data), stream, orderable, {});
 }
 
 void Uploader::prefetch(std::span<const Bundle> bundles) {

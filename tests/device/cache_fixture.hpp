@@ -81,18 +81,18 @@ public:
     /// Leases a bundle of which the caller has a handle.
     Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no,
                  safemap::NativeStream stream = {}, const safemap::Request& request = {}) const {
-        const bool orders = cache_->can_order(stream);
+        const auto orderable = cache_->orderable(stream);
         if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep, request);
         Held held(bundle, stream);
-        cache_->order(*bundle, orders ? stream : safemap::NativeStream{}, request);
+        cache_->order(*bundle, orderable, request);
         return held;
     }
     /// Leases a bundle if it is there.
     std::optional<Held> try_acquire(const BundlePtr& bundle, safemap::NativeStream stream = {}) const {
-        const bool orders = cache_->can_order(stream);
+        const auto orderable = cache_->orderable(stream);
         if (!safemap::device::Cache::try_lease(*bundle)) return std::nullopt;
         Held held(bundle, stream);
-        cache_->order(*bundle, orders ? stream : safemap::NativeStream{});
+        cache_->order(*bundle, orderable);
         return held;
     }
     Held acquire(const BundlePtr& bundle, safemap::NativeStream stream) const {
