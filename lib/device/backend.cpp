@@ -5,10 +5,14 @@
 
 #include <safemap/error.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
@@ -44,6 +48,40 @@ void check_rows(const DeviceMemory& to, const StagingBuffer& from, const RowCopy
 }
 
 void check_read(const DeviceMemory& from, Extent part) { check_range(part, from.size(), "device memory"); }
+
+DeviceHealth::DeviceHealth(std::string name) : name_(std::move(name)), process_(::getpid()) {}
+
+bool DeviceHealth::is_child() const noexcept { return ::getpid() != process_; }
+
+bool DeviceHealth::is_lost() const noexcept { return failed_.load(std::memory_order_acquire) || is_child(); }
+
+void DeviceHealth::require_working() const {
+    if (is_child())
+        throw Error(Errc::device_failed,
+                    "the device " + safemap::quoted(name_) + " was opened by another process, before a fork")
+            .with_hint("Open the device in the process that uses it.");
+    if (!failed_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    throw Error(Errc::device_failed,
+                "the device " + safemap::quoted(name_) + " failed: " + failed_call_ + ": " + words_of(failure_));
+}
+
+void DeviceHealth::note_failure(int result, const char* call) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    failure_ = result;
+    failed_call_ = call;
+    failed_.store(true, std::memory_order_release);
+}
+
+std::optional<unsigned> parse_ordinal(std::string_view text) {
+    unsigned number = 0;
+    if (text.empty()) return number;
+    const char* const end = text.data() + text.size();
+    const auto [stop, fault] = std::from_chars(text.data(), end, number);
+    if (fault != std::errc{} || stop != end) return std::nullopt;
+    return number;
+}
 
 bool poll_until(std::chrono::steady_clock::time_point deadline, const std::function<bool()>& done) {
     using Clock = std::chrono::steady_clock;

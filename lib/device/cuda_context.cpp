@@ -2,8 +2,6 @@
 
 #include <safemap/error.hpp>
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -11,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 
 CudaContext::CudaContext(const CudaApi& api, int ordinal)
-    : api_(api), name_("cuda:" + std::to_string(ordinal)), process_(::getpid()) {}
+    : DeviceHealth("cuda:" + std::to_string(ordinal)), api_(api) {}
 
 std::shared_ptr<CudaContext> CudaContext::open(const CudaApi& api, int ordinal) {
     std::shared_ptr<CudaContext> context(new CudaContext(api, ordinal));
@@ -87,37 +85,16 @@ CudaContext::~CudaContext() {
     static_cast<void>(api_.cuDevicePrimaryCtxRelease_v2(device_));
 }
 
-bool CudaContext::is_child() const noexcept { return ::getpid() != process_; }
-
-bool CudaContext::is_lost() const noexcept { return failed_.load(std::memory_order_acquire) || is_child(); }
-
-void CudaContext::require_working() const {
-    if (is_child())
-        throw Error(Errc::device_failed, "the device '" + name_ + "' was opened by another process, before a fork")
-            .with_hint("Open the device in the process that uses it.");
-    if (!failed_.load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(mutex_);
-    throw Error(Errc::device_failed, "the device '" + name_ + "' failed: " + failed_call_ + ": " + api_.text(failure_));
-}
-
 void CudaContext::check(CuResult result, const char* call) {
     if (result == CuResult::success) return;
     note_failure(result, call);
     require_working();
 }
 
-void CudaContext::note_failure(CuResult result, const char* call) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
-    failure_ = result;
-    failed_call_ = call;
-    failed_.store(true, std::memory_order_release);
-}
-
 void CudaContext::require(CuResult result, const char* call) const {
     if (result == CuResult::success) return;
     throw Error(result == CuResult::out_of_memory ? Errc::out_of_memory : Errc::device_failed,
-                "the device '" + name_ + "' cannot be opened: " + call + ": " + api_.text(result));
+                "the device '" + name() + "' cannot be opened: " + call + ": " + api_.text(result));
 }
 
 CuEvent CudaContext::take_event() {

@@ -2,11 +2,10 @@
 // pools of memory and events, and whether the device has failed.
 #pragma once
 
+#include "device/backend.hpp"
 #include "device/cuda_api.hpp"
 
 #include <safemap/device.hpp>
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -17,17 +16,14 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-class CudaContext {
+class CudaContext final : public DeviceHealth {
 public:
     /// Retains the primary context of a device, the one that other CUDA libraries of the process use, and makes
     /// streams. Throws out_of_memory or device_failed.
     static std::shared_ptr<CudaContext> open(const CudaApi& api, int ordinal);
-    ~CudaContext();
-    CudaContext(const CudaContext&) = delete;
-    CudaContext& operator=(const CudaContext&) = delete;
+    ~CudaContext() override;
 
     const CudaApi& api() const noexcept { return api_; }
-    const std::string& name() const noexcept { return name_; }
     /// Returns the stream of a queue.
     CuStream stream(Device::Lane lane) const noexcept { return lane == Device::Lane::demand ? demand_ : bulk_; }
     /// Returns the stream of allocations and of copies to the host.
@@ -37,15 +33,11 @@ public:
     std::uint64_t max_pitch() const noexcept { return max_pitch_; }
     std::uint64_t total_memory() const noexcept { return total_memory_; }
 
-    /// Returns true if no function of the driver may be called any more: the device failed, or this is a child of the
-    /// process that opened it.
-    bool is_lost() const noexcept;
-    /// Throws device_failed if is_lost().
-    void require_working() const;
     /// If `result` is an error: notes that the device failed, and throws device_failed. `call` is a literal.
     void check(CuResult result, const char* call);
-    /// Notes that the device failed. Only the first failure is kept.
-    void note_failure(CuResult result, const char* call) noexcept;
+    void note_failure(CuResult result, const char* call) noexcept {
+        DeviceHealth::note_failure(static_cast<int>(result), call);
+    }
 
     /// Returns an event that nobody uses. The context is current.
     CuEvent take_event();
@@ -59,13 +51,11 @@ private:
     CudaContext(const CudaApi& api, int ordinal);
     void start(int ordinal);
     void make_pool();
-    bool is_child() const noexcept;
+    std::string words_of(int result) const override { return api_.text(static_cast<CuResult>(result)); }
     /// As check(), but does not note a failure: what was made so far can be given back.
     void require(CuResult result, const char* call) const;
 
     const CudaApi& api_;
-    const std::string name_;
-    const ::pid_t process_;
     CuDevice device_ = 0;
     CuContext context_ = nullptr;
     CuStream demand_ = nullptr;
@@ -76,10 +66,7 @@ private:
     std::uint64_t total_memory_ = 0;
     bool opened_ = false;  // if not, all that exists is given back even after a failure
 
-    std::atomic<bool> failed_ = false;
-    mutable std::mutex mutex_;  // guards everything below
-    CuResult failure_ = CuResult::success;
-    const char* failed_call_ = "";
+    std::mutex mutex_;  // guards the two below
     std::vector<CuEvent> free_events_;
     std::size_t events_ = 0;  // number of all events
 };

@@ -10,7 +10,6 @@
 
 #include <array>
 #include <bit>
-#include <charconv>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -94,14 +93,10 @@ void CudaDevice::check_stream(CuResult result, const char* call) const {
 
 void CudaDevice::make_wait(NativeStream stream, const DeviceEvent& event) {
     if (stream.kind != NativeStream::Kind::cuda) return Device::make_wait(stream, event);
-    const auto* const of_cuda = dynamic_cast<const CudaEvent*>(&event);
-    if (of_cuda == nullptr) {
-        event.wait();
-        context_->require_working();
-        return;
-    }
+    const CudaEvent* const waited = cuda_event(*context_, event);
+    if (waited == nullptr) return;
     const CudaEntry entry(*context_);
-    check_stream(of_cuda->put_before(static_cast<CuStream>(stream.handle)), "cuStreamWaitEvent");
+    check_stream(waited->put_before(static_cast<CuStream>(stream.handle)), "cuStreamWaitEvent");
 }
 
 std::shared_ptr<DeviceEvent> CudaDevice::record(NativeStream stream) {
@@ -153,14 +148,9 @@ std::string describe_device(const CudaApi& api, int ordinal) {
 }  // namespace
 
 std::shared_ptr<Device> open_cuda(std::string_view ordinal) {
-    int number = 0;
-    if (!ordinal.empty()) {
-        const char* const end = ordinal.data() + ordinal.size();
-        const auto parsed = std::from_chars(ordinal.data(), end, number);
-        if (parsed.ec != std::errc{} || parsed.ptr != end || number < 0) return nullptr;
-    }
-    if (number >= count_devices()) return nullptr;
-    return std::make_shared<CudaDevice>(CudaContext::open(cuda_driver().api, number));
+    const auto number = parse_ordinal(ordinal);
+    if (!number || std::cmp_greater_equal(*number, count_devices())) return nullptr;
+    return std::make_shared<CudaDevice>(CudaContext::open(cuda_driver().api, static_cast<int>(*number)));
 }
 
 std::string list_cuda() {

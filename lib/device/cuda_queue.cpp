@@ -60,6 +60,14 @@ CuResult CudaEvent::put_before(CuStream stream) const {
     return context_->api().cuStreamWaitEvent(stream, event_, 0);
 }
 
+const CudaEvent* cuda_event(const CudaContext& context, const DeviceEvent& event) {
+    const auto* const of_cuda = dynamic_cast<const CudaEvent*>(&event);
+    if (of_cuda != nullptr) return of_cuda;
+    event.wait();
+    context.require_working();
+    return nullptr;
+}
+
 CudaQueue::CudaQueue(std::shared_ptr<CudaContext> context, Device::Lane lane)
     : context_(std::move(context)), stream_(context_->stream(lane)) {}
 
@@ -113,14 +121,10 @@ std::shared_ptr<DeviceEvent> CudaQueue::record() {
 }
 
 void CudaQueue::wait_for(const DeviceEvent& event) {
-    const auto* const of_cuda = dynamic_cast<const CudaEvent*>(&event);
-    if (of_cuda == nullptr) {
-        event.wait();
-        context_->require_working();
-        return;
-    }
+    const CudaEvent* const waited = cuda_event(*context_, event);
+    if (waited == nullptr) return;
     const CudaEntry entry(*context_);
-    context_->check(of_cuda->put_before(stream_), "cuStreamWaitEvent");  // the event may be of another CUDA device
+    context_->check(waited->put_before(stream_), "cuStreamWaitEvent");
 }
 
 void CudaQueue::drain() noexcept {

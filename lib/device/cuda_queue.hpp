@@ -37,6 +37,10 @@ private:
     mutable std::atomic<bool> done_ = false;
 };
 
+/// Returns an event for which a stream can wait: one of this device, or of another CUDA device. Waits on the host for
+/// any other event, and returns null. Throws device_failed.
+const CudaEvent* cuda_event(const CudaContext& context, const DeviceEvent& event);
+
 /// Copies in a stream of our own.
 class CudaQueue final : public DeviceQueue {
 public:

@@ -1,11 +1,11 @@
 // Exports tensors on devices as DLPack tensors, which share their leases.
 #include <safemap/advanced/device_dlpack.hpp>
 
+#include "device/backend.hpp"
 #include "device/cache.hpp"
 
 #include <safemap/error.hpp>
 
-#include <charconv>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -18,10 +18,9 @@ namespace {
 
 /// Returns the number in a name such as "cuda:1", or 0.
 std::int32_t number_of(std::string_view name) {
-    std::int32_t number = 0;
     const std::size_t colon = name.find(':');
-    if (colon != std::string_view::npos) std::from_chars(name.data() + colon + 1, name.data() + name.size(), number);
-    return number;
+    if (colon == std::string_view::npos) return 0;
+    return static_cast<std::int32_t>(device::parse_ordinal(name.substr(colon + 1)).value_or(0));
 }
 
 Device where(const safemap::Device& device, const DeviceTensor& tensor) {

@@ -1,21 +1,12 @@
 #include "device/opencl_context.hpp"
 
-#include "base/text.hpp"
-
-#include <unistd.h>
-
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 
-Error opencl_failure(const std::string& device, ClResult result, const char* call) {
-    return {Errc::device_failed, "the device " + safemap::quoted(device) + " failed: " + call + ": " + text(result)};
-}
-
 OpenclContext::OpenclContext(const OpenclApi& api, ClContext context, ClDevice device, std::string name)
-    : api_(api), name_(std::move(name)), process_(::getpid()), context_(context), device_(device) {
-    const ClResult retained = api_.clRetainContext(context_);
-    if (retained != ClResult::success) throw opencl_failure(name_, retained, "clRetainContext");
+    : DeviceHealth(std::move(name)), api_(api), context_(context), device_(device) {
+    check(api_.clRetainContext(context_), "clRetainContext");
     api_.clRetainDevice(device_);  // does nothing, unless the device is a part of another one
     try {
         demand_ = make_queue();
@@ -45,43 +36,20 @@ void OpenclContext::release() noexcept {
 ClQueue OpenclContext::make_queue() {
     ClResult result = ClResult::success;
     ClQueue const queue = api_.clCreateCommandQueue(context_, device_, 0, &result);  // 0: in order
-    if (result != ClResult::success) throw opencl_failure(name_, result, "clCreateCommandQueue");
+    check(result, "clCreateCommandQueue");
     return queue;
 }
 
-std::uint64_t OpenclContext::number(ClDeviceInfo info) const {
+std::uint64_t OpenclContext::number(ClDeviceInfo info) {
     std::uint64_t value = 0;
-    const ClResult result = api_.clGetDeviceInfo(device_, info, sizeof value, &value, nullptr);
-    if (result != ClResult::success) throw opencl_failure(name_, result, "clGetDeviceInfo");
+    check(api_.clGetDeviceInfo(device_, info, sizeof value, &value, nullptr), "clGetDeviceInfo");
     return value;
-}
-
-// The threads of an implementation do not exist in a child.
-bool OpenclContext::is_child() const noexcept { return ::getpid() != process_; }
-
-bool OpenclContext::is_lost() const noexcept { return failed_.load(std::memory_order_acquire) || is_child(); }
-
-void OpenclContext::require_working() const {
-    if (!is_lost()) return;
-    if (is_child())
-        throw Error(Errc::device_failed, "the device " + safemap::quoted(name_) + " was opened before a fork")
-            .with_hint("Open the device in the process that uses it.");
-    const std::lock_guard lock(mutex_);
-    throw opencl_failure(name_, failure_, failed_call_);
 }
 
 void OpenclContext::check(ClResult result, const char* call) {
     if (result == ClResult::success) return;
     note_failure(result, call);
-    throw opencl_failure(name_, result, call);
-}
-
-void OpenclContext::note_failure(ClResult result, const char* call) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
-    failure_ = result;
-    failed_call_ = call;
-    failed_.store(true, std::memory_order_release);
+    require_working();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

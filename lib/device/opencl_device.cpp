@@ -9,7 +9,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 #include <vector>
 
@@ -151,15 +150,6 @@ std::string name_of(std::size_t ordinal) { return "opencl:" + std::to_string(ord
 std::shared_ptr<Device> in_context(const OpenclDriver& driver, ClContext context, ClDevice device, std::string name) {
     return std::make_shared<OpenclDevice>(
         std::make_shared<OpenclContext>(driver.api, context, device, std::move(name)));
-}
-
-std::optional<std::size_t> parse_ordinal(std::string_view text) {
-    std::size_t number = 0;
-    if (text.empty()) return number;
-    const char* const end = text.data() + text.size();
-    const auto [stop, fault] = std::from_chars(text.data(), end, number);
-    if (fault != std::errc{} || stop != end) return std::nullopt;
-    return number;
 }
 
 }  // namespace
