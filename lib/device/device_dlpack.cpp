@@ -3,13 +3,14 @@
 
 #include "device/backend.hpp"
 #include "device/cache.hpp"
+#include "tensor/dlpack_description.hpp"
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 
 #include <cstddef>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -35,34 +36,21 @@ Device where(const safemap::Device& device, const DeviceTensor& tensor) {
     return {DeviceType::cpu, 0};
 }
 
-/// The shape of a tensor, and its strides, row-major.
-struct Dimensions {
-    std::vector<std::int64_t> shape;
-    std::vector<std::int64_t> strides;
-};
+/// Returns the address of a tensor and 0, or the handle of its memory and the place in it.
+std::pair<void*, std::uint64_t> place_of(const DeviceTensor& tensor) {
+    if (tensor.nbytes() == 0) return {nullptr, 0};
+    void* const handle = tensor.memory()->handle();
+    if (!tensor.memory()->has_address()) return {handle, tensor.offset()};
+    return {static_cast<std::byte*>(handle) + tensor.offset(), 0};
+}
 
-Dimensions dimensions_of(const DeviceTensor& tensor, bool pairs) {
-    Dimensions out;
-    // A tensor that is on a device has fewer than 2^63 elements, unless it has none.
-    for (const std::uint64_t dimension : tensor.shape()) {
-        if (!std::in_range<std::int64_t>(dimension))
-            throw Error(Errc::no_dlpack, "a dimension is too large; expected less than 2^63")
-                .with_tensor(tensor.name());
-        out.shape.push_back(static_cast<std::int64_t>(dimension));
+Described describe(const DeviceTensor& tensor, Float4 float4) {
+    try {
+        return described(tensor.dtype(), tensor.shape(), row_major(tensor.shape()), float4);
+    } catch (Error& error) {
+        error.with_tensor(tensor.name());
+        throw;
     }
-    if (pairs) {
-        if (out.shape.empty() || out.shape.back() % 2 != 0)
-            throw Error(Errc::no_dlpack, "F4 elements do not form pairs along the last dimension")
-                .with_tensor(tensor.name());
-        out.shape.back() /= 2;
-    }
-    out.strides.resize(out.shape.size());
-    std::uint64_t stride = 1;  // may wrap if there are no elements
-    for (std::size_t d = out.shape.size(); d-- > 0;) {
-        out.strides[d] = static_cast<std::int64_t>(stride);
-        stride *= static_cast<std::uint64_t>(out.shape[d]);
-    }
-    return out;
 }
 
 }  // namespace
@@ -72,7 +60,7 @@ Dimensions dimensions_of(const DeviceTensor& tensor, bool pairs) {
 template <class Managed> struct LeaseExport {
     std::shared_ptr<Lease> lease;
     NativeStream consumer;
-    dlpack::Dimensions dimensions;
+    dlpack::Described described;
     Managed managed = {};
 
     static Managed* make(std::shared_ptr<Lease> lease, const DeviceTensor& tensor, NativeStream consumer,
@@ -86,22 +74,12 @@ Managed* LeaseExport<Managed>::make(std::shared_ptr<Lease> lease, const DeviceTe
     if (!lease || !lease->has(tensor))
         throw Error(Errc::invalid_argument, "the lease does not have the tensor").with_tensor(tensor.name());
     device::Cache& cache = *lease->data_->cache;
-    const bool pairs = float4 == dlpack::Float4::pairs && tensor.dtype() == Dtype::f4;
-    auto type = dlpack::data_type(tensor.dtype());
-    if (pairs) type.lanes = 2;
     auto out = std::make_unique<LeaseExport>(
-        LeaseExport{std::move(lease), consumer, dlpack::dimensions_of(tensor, pairs), Managed{}});
-    const bool has_address = tensor.nbytes() > 0 && tensor.memory()->has_address();
-    auto* const handle = tensor.nbytes() > 0 ? static_cast<std::byte*>(tensor.memory()->handle()) : nullptr;
+        LeaseExport{std::move(lease), consumer, dlpack::describe(tensor, float4), Managed{}});
+    const auto [data, offset] = dlpack::place_of(tensor);
     out->managed.manager_ctx = out.get();
     out->managed.deleter = end;
-    out->managed.dl_tensor = {.data = has_address ? handle + tensor.offset() : handle,
-                              .device = dlpack::where(cache.device(), tensor),
-                              .ndim = static_cast<std::int32_t>(out->dimensions.shape.size()),
-                              .dtype = type,
-                              .shape = out->dimensions.shape.data(),
-                              .strides = out->dimensions.strides.data(),
-                              .byte_offset = handle == nullptr || has_address ? 0 : tensor.offset()};
+    out->managed.dl_tensor = out->described.at(data, dlpack::where(cache.device(), tensor), offset);
     cache.order(*out->lease->data_, cache.orderable(consumer));
     return &out.release()->managed;
 }

@@ -2,6 +2,7 @@
 #include <safemap/advanced/dlpack.hpp>
 
 #include "base/checked.hpp"
+#include "tensor/dlpack_description.hpp"
 #include "tensor/reach.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -71,13 +72,6 @@ std::string text_of(const DataType& type) {
 
 constexpr DataType float4_pair{TypeCode::float4_e2m1fn, 4, 2};
 
-/// Type, shape and strides of a view in the form of DLPack.
-struct Described {
-    DataType type;
-    std::vector<std::int64_t> shape;
-    std::vector<std::int64_t> strides;
-};
-
 void join_pairs(Described& out) {
     if (out.shape.empty() || out.shape.back() % 2 != 0 || (out.shape.back() > 0 && out.strides.back() != 1))
         throw Error(Errc::no_dlpack, "F4 elements do not form pairs along the last dimension");
@@ -88,20 +82,6 @@ void join_pairs(Described& out) {
     out.strides.back() = 1;
 }
 
-Described described(const TensorView& view, Float4 float4) {
-    Described out{data_type(view.dtype()), {}, {view.strides().begin(), view.strides().end()}};
-    for (const std::uint64_t dimension : view.shape()) {
-        if (!std::in_range<std::int64_t>(dimension))
-            throw Error(Errc::no_dlpack,
-                        "dimension " + std::to_string(dimension) + " is too large; expected less than 2^63");
-        out.shape.push_back(static_cast<std::int64_t>(dimension));
-    }
-    if (!std::in_range<std::int32_t>(out.shape.size()))
-        throw Error(Errc::no_dlpack, std::to_string(out.shape.size()) + " dimensions; expected fewer than 2^31");
-    if (float4 == Float4::pairs && view.dtype() == Dtype::f4) join_pairs(out);
-    return out;
-}
-
 /// The memory behind an exported tensor: the view, its description and the tensor itself.
 template <class Managed> struct Exported {
     TensorView view;
@@ -110,19 +90,13 @@ template <class Managed> struct Exported {
 };
 
 template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view, Float4 float4) {
-    auto out = std::make_unique<Exported<Managed>>(
-        Exported<Managed>{.view = view, .described = described(view, float4), .managed = {}});
-    Described& told = out->described;
+    auto out = std::make_unique<Exported<Managed>>(Exported<Managed>{
+        .view = view, .described = described(view.dtype(), view.shape(), view.strides(), float4), .managed = {}});
     out->managed.manager_ctx = out.get();
     out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
     // DLPack has no const pointer; a flag marks read-only data.
-    out->managed.dl_tensor = {.data = view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()),
-                              .device = {},
-                              .ndim = static_cast<std::int32_t>(told.shape.size()),
-                              .dtype = told.type,
-                              .shape = told.shape.data(),
-                              .strides = told.strides.data(),
-                              .byte_offset = 0};
+    out->managed.dl_tensor =
+        out->described.at(view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()));
     return out;
 }
 
@@ -239,6 +213,30 @@ void require_tensor(const void* tensor) {
 }
 
 }  // namespace
+
+Tensor Described::at(void* data, Device device, std::uint64_t byte_offset) noexcept {
+    return {.data = data,
+            .device = device,
+            .ndim = static_cast<std::int32_t>(shape.size()),
+            .dtype = type,
+            .shape = shape.data(),
+            .strides = strides.data(),
+            .byte_offset = byte_offset};
+}
+
+Described described(Dtype dtype, const Shape& shape, const Strides& strides, Float4 float4) {
+    Described out{data_type(dtype), {}, {strides.begin(), strides.end()}};
+    for (const std::uint64_t dimension : shape) {
+        if (!std::in_range<std::int64_t>(dimension))
+            throw Error(Errc::no_dlpack,
+                        "dimension " + std::to_string(dimension) + " is too large; expected less than 2^63");
+        out.shape.push_back(static_cast<std::int64_t>(dimension));
+    }
+    if (!std::in_range<std::int32_t>(out.shape.size()))
+        throw Error(Errc::no_dlpack, std::to_string(out.shape.size()) + " dimensions; expected fewer than 2^31");
+    if (float4 == Float4::pairs && dtype == Dtype::f4) join_pairs(out);
+    return out;
+}
 
 DataType data_type(Dtype dtype) {
     for (const Row& row : table)
