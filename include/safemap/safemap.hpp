@@ -6,6 +6,7 @@
 #include <safemap/bytes.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/device_budget.hpp>
 #include <safemap/diff.hpp>
 #include <safemap/digest.hpp>
 #include <safemap/dtype.hpp>

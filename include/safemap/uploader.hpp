@@ -4,6 +4,7 @@
 #include <safemap/bundle.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/device_budget.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/ticket.hpp>
 #include <safemap/upload_plan.hpp>
@@ -22,9 +23,10 @@ namespace safemap::SAFEMAP_ABI {
 struct UploadOptions {
     // Options that limit memory.
     /// Device memory in bytes: of tensors that are resident or being uploaded, and of blocks that are kept for the next
-    /// ones. 0: nine tenths of the memory that is free when the Uploader is made.
+    /// ones. 0: nine tenths of the memory that is free when the Uploader is made; of a DeviceBudget, all of it. What is
+    /// beyond a DeviceBudget has no effect.
     std::uint64_t device_budget = 0;
-    /// Host memory in bytes for staging, if the device needs it; at least 4 KiB.
+    /// Host memory in bytes for staging, if the device needs it; at least 4 KiB. A DeviceBudget has its own.
     std::uint64_t staging_bytes = 32ULL << 20;
 
     // Options that affect performance.
@@ -42,14 +44,15 @@ struct FillTarget {
 
 /// Counters of an Uploader since it was made.
 struct UploadStats {
-    std::uint64_t uploaded_bytes = 0;      ///< bytes of tensors uploaded, repeated uploads included
-    std::uint64_t resident_bytes = 0;      ///< bytes of device memory that hold tensors now
-    std::uint64_t peak_device_bytes = 0;   ///< maximum bytes allocated on the device; never above the budget
-    std::uint64_t peak_staging_bytes = 0;  ///< maximum bytes of staging; 0 if files are read directly into the device
-    std::uint64_t evictions = 0;           ///< bundles evicted
-    std::chrono::nanoseconds stalled{0};   ///< time in acquire() of tensors that were not resident
-    std::uint64_t bytes_pread = 0;         ///< bytes read through the page cache
-    std::uint64_t bytes_direct = 0;        ///< bytes read without the page cache; 0 at present
+    std::uint64_t uploaded_bytes = 0;     ///< bytes of tensors uploaded, repeated uploads included
+    std::uint64_t resident_bytes = 0;     ///< bytes of device memory that hold tensors now
+    std::uint64_t peak_device_bytes = 0;  ///< maximum bytes allocated on the device; never above the budget
+    /// maximum bytes of staging, of all uploaders of a DeviceBudget; 0 if files are read directly into the device
+    std::uint64_t peak_staging_bytes = 0;
+    std::uint64_t evictions = 0;          ///< bundles evicted
+    std::chrono::nanoseconds stalled{0};  ///< time in acquire() of tensors that were not resident
+    std::uint64_t bytes_pread = 0;        ///< bytes read through the page cache
+    std::uint64_t bytes_direct = 0;       ///< bytes read without the page cache; 0 at present
 };
 
 /// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device,
@@ -69,6 +72,8 @@ public:
     /// Makes an uploader, and starts no thread before the first upload. Throws invalid_argument if `staging_bytes` is
     /// below 4 KiB.
     Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options = {});
+    /// Makes an uploader to the device of `budget`, which it shares with others.
+    Uploader(const DeviceBudget& budget, Checkpoint checkpoint, const UploadOptions& options = {});
     /// Stops prefetches, and frees all tensors that are not leased.
     ~Uploader();
     Uploader(const Uploader&) = delete;

@@ -1,7 +1,7 @@
 // Brings groups of tensors to a device under a budget. Here: bundles, whose tensors have owners; prefetching and
 // evicting. The other files: cache_lease.cpp leases bundles, cache_order.cpp orders leases and copies, cache_room.cpp
-// makes room under the budget, and gets device memory; cache_plan.cpp follows plans; cache_fill.cpp fills memory of the
-// caller; cache_end.cpp has arrivals, sleep, and the end of groups and of the cache.
+// makes room under the budget, cache_memory.cpp gets device memory, cache_plan.cpp follows plans, cache_fill.cpp fills
+// memory of the caller; cache_end.cpp has arrivals, sleep, and the end of groups and of the cache.
 #include "device/cache.hpp"
 
 #include "base/checked.hpp"
@@ -19,37 +19,48 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-// With jobs of this size, two threads that claim them reach the disk's limit. Loaders for GPUs converge on such sizes,
-// too (4 to 16 MiB).
-constexpr std::uint64_t job_bytes = 8_MiB;
-// Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
+// Tiles of transposed tensors pass through a buffer of each reader, so they are smaller than jobs.
 constexpr std::uint64_t tile_bytes = 2_MiB;
-constexpr std::uint64_t least_staging = 4_KiB;
 
-std::uint64_t choose_budget(const Device& device, const UploadOptions& options) {
-    if (options.device_budget > 0) return options.device_budget;
-    return device.free_memory() / 10 * 9;
+std::uint64_t choose_budget(const Budget& of_device, const UploadOptions& options) {
+    const std::uint64_t all = of_device.claimed.limit;
+    return options.device_budget > 0 ? std::min(options.device_budget, all) : all;
 }
 
-std::uint64_t choose_staging(const UploadOptions& options) {
-    if (options.staging_bytes >= least_staging) return options.staging_bytes;
-    throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
-                                            "; expected at least " + std::to_string(least_staging));
+DeviceBudgetOptions own_budget(const UploadOptions& options) {
+    return {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes};
 }
-
-std::uint64_t slab_bytes(const UploadOptions& options) { return std::min(job_bytes, choose_staging(options)); }
 
 }  // namespace
 
-Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers)
-    : device_(std::move(device)),
+Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers)
+    : budget_(std::move(budget)),
+      device_(budget_->device),
       readers_(readers),
-      staging_(device_, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
-      residency_(choose_budget(*device_, options)),
-      heap_(residency_.budget()),
-      sizes_{
-          .job = slab_bytes(options), .tile = std::min(tile_bytes, slab_bytes(options)), .most = residency_.budget()} {
+      staging_(budget_->staging),
+      mutex_(budget_->mutex),
+      changed_(budget_->changed),
+      residency_(choose_budget(*budget_, options), &budget_->claimed),
+      heap_(residency_.budget(), &budget_->allocated),
+      sizes_{.job = staging_.buffer_bytes(),
+             .tile = std::min(tile_bytes, staging_.buffer_bytes()),
+             .most = residency_.budget()} {
     readers_.expect(thread_count(options.readers, uploading_threads));
+    const std::lock_guard lock(mutex_);
+    budget_->caches.push_back(this);
+}
+
+Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers)
+    : Cache(std::make_shared<Budget>(std::move(device), own_budget(options)), options, readers) {}
+
+Cache::~Cache() {
+    Lock lock(mutex_);
+    std::erase(budget_->caches, this);
+    // Another thread may have kept memory here that it could not free in time.
+    free_kept(lock);
+    // The rest is memory of a device that failed.
+    budget_->claimed.subtract(residency_.claimed());
+    budget_->allocated.subtract(heap_.total());
 }
 
 UploadStats Cache::stats() const {

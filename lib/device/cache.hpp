@@ -1,6 +1,7 @@
 // The cache: brings groups of tensors to one device under a budget, and leases them. Knows tensors, not checkpoints.
 #pragma once
 
+#include "device/budget.hpp"
 #include "device/group.hpp"
 #include "device/owners.hpp"
 #include "device/plan.hpp"
@@ -30,12 +31,16 @@ namespace safemap::SAFEMAP_ABI::device {
 /// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
 enum class Keep : std::uint8_t { no, yes };
 
-/// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
-/// while anything is read, or while a copy is waited for. The words of groups are also changed without it.
+/// The tensors of one uploader on a device, under a budget that caches may share. The mutex of the budget guards all
+/// bookkeeping. It is never held while memory is allocated or freed, while anything is read, or while a copy is waited
+/// for. The words of groups are also changed without it.
 class Cache : public std::enable_shared_from_this<Cache> {
 public:
-    /// Starts no thread. `readers` must live until stop() returns.
+    /// Starts no thread. `readers` must live until stop() returns. `staging_bytes` of the options is not used.
+    Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers);
+    /// Makes a cache with a budget of its own.
     Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers);
+    ~Cache();
     Cache(const Cache&) = delete;
     Cache& operator=(const Cache&) = delete;
 
@@ -118,6 +123,7 @@ private:
         Uploads copying = {};
     };
     class Leases;
+    struct Room;
 
     // Acquiring.
     Uploads begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps);
@@ -145,12 +151,15 @@ private:
     void require_foreign(std::span<const FillTarget> targets) const;
 
     // Room.
-    bool admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash);
+    bool admit(std::span<Group* const> groups, Residency::Reach reach, bool demanded, Trash& trash);
+    bool make_room(std::uint64_t claims, Residency::Reach reach, bool demanded, Room& room);
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload, bool shared) noexcept;
     std::uint64_t cancellable() const noexcept;
     bool await_small(Lock& lock, Worker& worker);
-    void cancel_latest(std::uint64_t bytes, Trash& trash);
+    bool await_own_small(Lock& lock, Worker& worker);
+    void expect_cancelled(Trash& trash) const;
+    std::uint64_t cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
     void leave(Upload& upload) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
@@ -177,6 +186,7 @@ private:
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
+    bool free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline);
     void free_kept(Lock& lock) noexcept;
     void free_unleased(const BundleData& bundle) noexcept;
     void evict_all(Lock& lock, Trash& trash) noexcept;
@@ -185,13 +195,14 @@ private:
     void arrive(Upload& upload, std::exception_ptr failed) noexcept;
     void forget(Group& group) noexcept;
 
+    const std::shared_ptr<Budget> budget_;
     const std::shared_ptr<Device> device_;
     Readers& readers_;
-    StagingRing staging_;
+    StagingRing& staging_;
     Owners owners_;
 
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;  // something arrived, failed or left
+    std::mutex& mutex_;                 // the budget's, as the next one is
+    std::condition_variable& changed_;  // something arrived, failed or left
     Residency residency_;
     Heap heap_;
     const FillSizes sizes_;

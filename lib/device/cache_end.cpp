@@ -124,6 +124,7 @@ void Cache::stop() noexcept {
     Trash trash;
     Lock lock(mutex_);
     stopping_ = true;
+    std::erase(budget_->caches, this);
     follows_ = false;
     plan.swap(plan_);
     asleep.swap(asleep_);

@@ -304,10 +304,15 @@ void Cache::keep(const std::shared_ptr<const BundleData>& bundle) {
 
 void Cache::refuse(const BundleData& bundle) const {
     const std::uint64_t needed = bundle.device_bytes;
-    const std::uint64_t leased = residency_.leased();
     std::string text = bytes_text(needed) + " needed at once, ";
-    if (needed <= residency_.budget()) text += bytes_text(leased) + " already leased, ";
-    Error error(Errc::budget_exceeded, text + "but the budget is " + bytes_text(residency_.budget()));
+    if (needed <= residency_.budget()) text += bytes_text(residency_.leased()) + " already leased, ";
+    std::uint64_t elsewhere = 0;
+    for (const Cache* const other : budget_->caches)
+        if (other != this) elsewhere += other->residency_.leased();
+    if (elsewhere > 0) text += bytes_text(elsewhere) + " leased by other uploaders, ";
+    text += "but the budget is " + bytes_text(residency_.budget());
+    if (elsewhere > 0) text += " of the " + bytes_text(budget_->claimed.limit) + " that they share";
+    Error error(Errc::budget_exceeded, text);
     if (bundle.tensors.size() == 1) error.with_tensor(bundle.tensors.front().name());
     throw error;
 }

@@ -1,68 +1,112 @@
-// Makes room for groups under the budget, and gets device memory for them. A group claims its room first, in one step
-// under the lock. Its memory comes after that, from what is kept or from the device, and may have to wait for memory
-// that is leaving.
+// Makes room for groups under the budget. A group claims its room first, in one step under the lock. It gets its memory
+// after that; see cache_memory.cpp.
 #include "device/cache.hpp"
-
-#include <safemap/error.hpp>
 
 #include <algorithm>
 #include <cassert>
-#include <exception>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
-namespace {
 
-/// Holdings whose groups are reserved. Unless they are taken from it, they become resident again.
-struct Reserved {
+/// The memory that goes to make room. Its groups are reserved: unless they are taken from here, they become resident
+/// again.
+struct Cache::Room {
     std::vector<Holding*> turns = {};    // slots whose group makes way for another one
     std::vector<Holding*> victims = {};  // holdings that go
+    struct Gift {
+        Cache* from;
+        std::vector<Holding*> victims;
+    };
+    std::vector<Gift> gifts = {};  // holdings of other caches that go
+    std::uint64_t cancelled = 0;   // bytes of prefetches to cancel
+    std::uint64_t cancelled_of_others = 0;
 
-    Reserved() = default;
-    ~Reserved() {
+    Room() = default;
+    ~Room() {
         Residency::restore(turns);
-        Residency::restore(victims);
+        give_up();
     }
-    Reserved(const Reserved&) = delete;
-    Reserved& operator=(const Reserved&) = delete;
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+
+    /// Reserves nothing any more, but for slots.
+    void give_up() noexcept {
+        Residency::restore(std::exchange(victims, {}));
+        for (Gift& gift : gifts) Residency::restore(gift.victims);
+        gifts.clear();
+        cancelled = cancelled_of_others = 0;
+    }
+    /// Reserves holdings of another cache that have `bytes`, if it can. Returns the bytes that they have.
+    std::uint64_t take(Cache& from, std::uint64_t bytes) {
+        Gift& gift = gifts.emplace_back(Gift{&from, {}});
+        from.residency_.give(bytes, {}, gift.victims);
+        return size_of(gift.victims);
+    }
+    static std::uint64_t size_of(std::span<Holding* const> holdings) noexcept {
+        std::uint64_t sum = 0;
+        for (const Holding* holding : holdings) sum += holding->size;
+        return sum;
+    }
 };
 
-}  // namespace
-
-/// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows, and cancels prefetches
-/// that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
-bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash) {
+/// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows. If they are demanded,
+/// also cancels prefetches that nobody waits for, and takes memory of other caches. Returns false, and changes nothing,
+/// if that is not enough.
+bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool demanded, Trash& trash) {
     // First, because groups that are reserved must not stay so if there is no memory.
-    if (may_cancel) {
-        trash.groups.reserve(uploads_.size());
-        trash.uploads.reserve(uploads_.size());
-        trash.copying.reserve(uploads_.size());
-    }
-    Reserved reserved;
-    auto& [turns, victims] = reserved;
-    const std::vector<std::uint32_t> slots = take_slots(groups, turns);
+    if (demanded) expect_cancelled(trash);
+    Room room;
+    const std::vector<std::uint32_t> slots = take_slots(groups, room.turns);
     reach.slots = slots;
-    const auto is_enough = [&](std::uint64_t missing) {
-        return missing == 0 || (may_cancel && missing <= cancellable());
-    };
-    std::uint64_t missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
-    if (!is_enough(missing)) {
-        // The block that small groups are put into can go, too.
-        Residency::restore(std::exchange(victims, {}));
-        Holding* const open = residency_.open(nullptr);
-        missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
-        if (!is_enough(missing)) {
-            residency_.open(open);
+    if (!make_room(residency_.claims_of(groups, slots), reach, demanded, room)) {
+        // The blocks that small groups are put into can go, too.
+        std::vector<std::pair<Residency*, Holding*>> open;
+        open.reserve(budget_->caches.size());
+        for (Cache* const cache : budget_->caches)
+            open.emplace_back(&cache->residency_, cache->residency_.open(nullptr));
+        if (!make_room(residency_.claims_of(groups, slots), reach, demanded, room)) {
+            for (const auto& [residency, block] : open) residency->open(block);
             return false;
         }
     }
-    for (Holding* const turn : turns) vacate(*turn, trash);
-    turns.clear();
-    for (Holding* const victim : victims) evict(*victim, trash);
-    victims.clear();
-    cancel_latest(missing, trash);
+    for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
+    for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
+    for (Room::Gift& gift : room.gifts)
+        for (Holding* const victim : std::exchange(gift.victims, {})) gift.from->evict(*victim, trash);
+    cancel_latest(room.cancelled, trash);
+    for (Cache* const other : budget_->caches)
+        if (other != this) room.cancelled_of_others -= other->cancel_latest(room.cancelled_of_others, trash);
     settle(groups, slots);
     return true;
+}
+
+/// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
+bool Cache::make_room(std::uint64_t claims, Residency::Reach reach, bool demanded, Room& room) {
+    room.give_up();
+    const std::uint64_t part = budget_->equal_part();
+    const std::uint64_t wanted = std::min(claims, residency_.left());  // the rest comes from this cache
+    std::uint64_t given = 0;
+    if (demanded && claims <= part - std::min(part, residency_.claimed())) {
+        // This cache may have that much, so it takes what others have beyond their parts.
+        for (Cache* const other : budget_->caches) {
+            const std::uint64_t needed = wanted - std::min(wanted, budget_->claimed.free() + given);
+            const std::uint64_t has = other->residency_.claimed();
+            if (other != this && needed > 0 && has > part) given += room.take(*other, std::min(needed, has - part));
+        }
+    }
+    std::uint64_t missing = residency_.reserve(claims, reach, room.victims, given);
+    if (missing == 0 || !demanded) return missing == 0;
+    room.cancelled = std::min(missing, cancellable());
+    missing -= room.cancelled;
+    if (missing == 0) return true;
+    if (claims > residency_.left() + Room::size_of(room.victims) + room.cancelled) return false;
+    for (Cache* const other : budget_->caches)
+        if (other != this && missing > 0) missing -= std::min(missing, room.take(*other, missing));
+    for (const Cache* const other : budget_->caches)
+        if (other != this) room.cancelled_of_others += other->cancellable();
+    room.cancelled_of_others = std::min(room.cancelled_of_others, missing);
+    return missing == room.cancelled_of_others;
 }
 
 /// Returns the slot of each group, if the slot is empty or what is in it can go: that is reserved and added to `turns`.
@@ -100,6 +144,16 @@ std::uint64_t Cache::cancellable() const noexcept {
 /// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it. Returns false without such a
 /// prefetch. Releases the lock meanwhile.
 bool Cache::await_small(Lock& lock, Worker& worker) {
+    if (await_own_small(lock, worker)) return true;
+    auto others = budget_->others(*this);
+    const bool found = std::ranges::any_of(others, [&](const auto& one) { return one->await_own_small(lock, worker); });
+    lock.unlock();
+    others.clear();
+    lock.lock();
+    return found;
+}
+
+bool Cache::await_own_small(Lock& lock, Worker& worker) {
     const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
     if (found == uploads_.end()) return false;
     const auto upload = (*found)->group->upload;
@@ -110,15 +164,26 @@ bool Cache::await_small(Lock& lock, Worker& worker) {
     return true;
 }
 
-/// Cancels prefetches, the latest first, until they release `bytes`.
-void Cache::cancel_latest(std::uint64_t bytes, Trash& trash) {
-    for (auto at = uploads_.end(); bytes > 0 && at != uploads_.begin();) {
+/// Lets cancel_latest() of all caches do without memory.
+void Cache::expect_cancelled(Trash& trash) const {
+    std::size_t count = 0;
+    for (const Cache* const cache : budget_->caches) count += cache->uploads_.size();
+    trash.groups.reserve(trash.groups.size() + count);
+    trash.uploads.reserve(trash.uploads.size() + count);
+    trash.copying.reserve(trash.copying.size() + count);
+}
+
+/// Cancels prefetches, the latest first, until they release `bytes`. Returns how much of `bytes` they release.
+std::uint64_t Cache::cancel_latest(std::uint64_t bytes, Trash& trash) {
+    std::uint64_t left = bytes;
+    for (auto at = uploads_.end(); left > 0 && at != uploads_.begin();) {
         Upload& upload = **--at;
         if (!is_idle(upload, false)) continue;
-        bytes -= std::min(bytes, upload.group->holding->size);
+        left -= std::min(left, upload.group->holding->size);
         ++at;  // cancel() may remove it
         cancel(upload, trash);
     }
+    return bytes - left;
 }
 
 /// Makes an arriving group absent. Its memory leaves when the jobs in progress are done.
@@ -224,153 +289,6 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
             if (Holding* const empty = residency_.take_out(*group)) residency_.remove(*empty);
         throw;
     }
-}
-
-/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. If the request ends
-/// first, leaves the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload
-/// is finished.
-void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request) noexcept {
-    Space space;
-    bool in_time = true;
-    std::exception_ptr fault =
-        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, request, space); });
-    Lock lock(mutex_);
-    if (!in_time && !upload->cancelled) {
-        Holding& holding = *upload->group->holding;
-        if (!holding.shared) holding.fences.splice(holding.fences.end(), space.fences);
-        upload->providing = false;
-        upload->waits_for_help = true;
-        return changed_.notify_all();
-    }
-    const bool is_provided = space && !fault;
-    upload->filling.set(std::move(space), upload->group->offset);
-    if (!is_provided || upload->cancelled) {
-        lock.unlock();
-        return arrive(*upload, std::move(fault));
-    }
-    upload->submitted = true;
-    changed_.notify_all();
-    const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
-    const int priority = upload->priority;
-    lock.unlock();
-    if (upload->jobs() == 0) return upload->finish();
-    // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
-    // may wait no longer, so `demanded` is not enough.
-    if (upload->jobs() == 1 && helps) return;
-    try {
-        readers_.submit(upload, lane, priority);
-    } catch (...) {
-        if (!helps) give_up(*upload, std::current_exception());
-    }
-}
-
-/// Drops the jobs of an upload that have not begun, because no reader will do them.
-void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        if (upload.finished) return;
-        if (!upload.fault) upload.fault = std::move(fault);
-        if (!readers_.cancel(upload)) return;  // a thread that has a job of it in hand calls arrive()
-    }
-    upload.finish();
-}
-
-/// Gets the memory of the holding that an upload has, with the fences of what was there before. Gets nothing if the
-/// upload was cancelled. Returns false if the request ends first.
-bool Cache::provide(Upload& upload, const Request& request, Space& space) {
-    Lock lock(mutex_);
-    if (upload.cancelled) return true;
-    upload.providing = true;
-    Holding& holding = *upload.group->holding;
-    if (!holding.memory && !get_memory(lock, upload, request)) return false;
-    if (upload.cancelled) return true;
-    space.memory = holding.memory;
-    if (holding.shared) space.fences = holding.fences;  // others have to wait for them, too
-    else space.fences.swap(holding.fences);
-    lock.unlock();
-    if (space.memory->host_bytes().empty()) return true;
-    while (!wait_until_done(space.fences, next_look(request)))
-        if (!is_wanted(request)) return false;
-    space.fences.clear();
-    return true;
-}
-
-/// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false if the request
-/// ends first.
-bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
-    Holding& holding = *upload.group->holding;
-    const std::uint64_t size = holding.size;
-    Space space = heap_.take(size);
-    while (!space && !heap_.fits(size)) {
-        if (!is_wanted(request)) return false;
-        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
-        else wait_for_change(lock, request);
-        // Another upload into the same block may have been faster.
-        if (upload.cancelled || holding.memory) return true;
-    }
-    if (!space) {
-        heap_.coming(size);
-        lock.unlock();
-        try {
-            space.memory = allocate(size);
-        } catch (...) {
-            lock.lock();
-            heap_.gone(size);
-            changed_.notify_all();
-            throw;
-        }
-        lock.lock();
-    }
-    if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
-        heap_.keep(std::move(space));
-        changed_.notify_all();
-        return true;
-    }
-    holding.memory = std::move(space.memory);
-    holding.fences.splice(holding.fences.end(), space.fences);
-    if (holding.shared) residency_.open(&holding);
-    return true;
-}
-
-/// Allocates device memory. If the device is full, frees what is kept, and tries once more.
-std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
-    try {
-        return device_->allocate(size);
-    } catch (const Error& error) {
-        if (error.code() != Errc::out_of_memory) throw;
-    }
-    Lock lock(mutex_);
-    free_kept(lock);
-    lock.unlock();
-    return device_->allocate(size);
-}
-
-/// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
-/// it is free. Returns false, and keeps it, if it is in use until the deadline.
-bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
-    const std::uint64_t size = space.memory->size();
-    lock.unlock();
-    const bool is_idle = wait_until_done(space.fences, deadline);
-    if (is_idle) space.memory.reset();
-    lock.lock();
-    if (is_idle) heap_.gone(size);
-    else heap_.keep(std::move(space));
-    changed_.notify_all();
-    return is_idle;
-}
-
-void Cache::free_kept(Lock& lock) noexcept {
-    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
-}
-
-/// Frees everything that is not leased, and all that is kept.
-void Cache::evict_all(Lock& lock, Trash& trash) noexcept {
-    for (std::size_t i = 0; i < residency_.holdings().size();) {
-        Holding& holding = *residency_.holdings()[i];
-        if (Residency::try_reserve(holding)) evict(holding, trash);  // puts another one at `i`
-        else ++i;
-    }
-    free_kept(lock);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

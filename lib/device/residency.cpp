@@ -64,8 +64,9 @@ void Holding::take_fences(Group& group) noexcept {
     group.pending.store(false, std::memory_order_relaxed);
 }
 
-Residency::Residency(std::uint64_t budget) noexcept
+Residency::Residency(std::uint64_t budget, Quota* shared) noexcept
     : budget_(budget),
+      shared_(shared),
       small_(budget < least_budget_for_blocks ? 0 : std::min(most_small, budget / 64)),
       most_block_(std::min(largest_block, budget / 16)) {}
 
@@ -109,10 +110,14 @@ Holding* Residency::open_block(std::uint64_t size) const noexcept {
     return open_ != nullptr && open_->has_room(size) ? open_ : nullptr;
 }
 
-std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims) {
-    const std::uint64_t free = budget_ - claimed_;
-    if (bytes <= free) return 0;
-    std::uint64_t missing = bytes - free;
+std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims,
+                                 std::uint64_t given) {
+    std::uint64_t free = left();
+    if (shared_ != nullptr) free = std::min(free, shared_->free() + given);
+    return bytes <= free ? 0 : give(bytes - free, reach, victims);
+}
+
+std::uint64_t Residency::give(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
     // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
     for (int looks = reach.planned ? 16 : 1; missing > 0 && looks > 0; --looks)
         missing = reserve_once(missing, reach, victims);
@@ -180,7 +185,7 @@ std::uint64_t Residency::resident() const noexcept {
 }
 
 Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
-    assert(size <= budget_ - claimed_);
+    assert(size <= left());
     auto added = std::make_unique<Holding>();
     added->groups.reserve(1);
     holdings_.push_back(std::move(added));
@@ -191,6 +196,7 @@ Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
     if (slot != no_slot) slots_[slot].holding = &holding;
     holding.at = holdings_.size() - 1;
     claimed_ += size;
+    if (shared_ != nullptr) shared_->add(size);
     if (shared) shared_bytes_ += size;
     return holding;
 }
@@ -214,6 +220,7 @@ Holding* Residency::take_out(Group& group) noexcept {
 Space Residency::remove(Holding& holding) noexcept {
     assert(holding.groups.empty());
     claimed_ -= holding.size;
+    if (shared_ != nullptr) shared_->subtract(holding.size);
     if (holding.shared) shared_bytes_ -= holding.size;
     if (open_ == &holding) open_ = nullptr;
     if (holding.slot != no_slot) slots_[holding.slot].holding = nullptr;
@@ -242,14 +249,19 @@ void Heap::keep(Space space) noexcept {
     } catch (const std::bad_alloc&) {
         // Freed instead. What could not be added was not moved.
         wait_until_done(space.fences);
-        total_ -= size;
+        gone(size);
     }
 }
 
-Space Heap::take_to_free(std::uint64_t size) noexcept {
+std::uint64_t Heap::missing(std::uint64_t size) const noexcept {
+    std::uint64_t free = budget_ - total_;
+    if (shared_ != nullptr) free = std::min(free, shared_->free());
+    return size - std::min(size, free);
+}
+
+Space Heap::take_kept(std::uint64_t bytes) noexcept {
     if (kept_.empty()) return {};
-    const std::uint64_t missing = fits(size) ? 0 : size - (budget_ - total_);
-    auto found = kept_.lower_bound(missing);
+    auto found = kept_.lower_bound(bytes);
     if (found == kept_.end()) --found;
     Space space = std::move(found->second);
     kept_.erase(found);
@@ -260,6 +272,12 @@ void Heap::coming(std::uint64_t size) noexcept {
     assert(fits(size));
     total_ += size;
     peak_ = std::max(peak_, total_);
+    if (shared_ != nullptr) shared_->add(size);
+}
+
+void Heap::gone(std::uint64_t size) noexcept {
+    total_ -= size;
+    if (shared_ != nullptr) shared_->subtract(size);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -2,6 +2,7 @@
 // next ones. It has no threads, allocates nothing on a device and reads nothing. The cache calls it under its lock.
 #pragma once
 
+#include "device/budget.hpp"
 #include "device/fences.hpp"
 #include "device/group.hpp"
 
@@ -37,13 +38,16 @@ struct Holding {
 };
 
 /// The holdings under a budget. `claimed` is what the holdings of groups take that are resident or arriving, whether or
-/// not it is allocated yet. It never exceeds the budget.
+/// not it is allocated yet. It never exceeds the budget, nor does that of all caches exceed `shared`.
 class Residency {
 public:
-    explicit Residency(std::uint64_t budget) noexcept;
+    /// `shared`: the quota of the device, which counts what is claimed here, too; null: none.
+    explicit Residency(std::uint64_t budget, Quota* shared = nullptr) noexcept;
 
     std::uint64_t budget() const noexcept { return budget_; }
     std::uint64_t claimed() const noexcept { return claimed_; }
+    /// Returns the bytes that are left in the budget, whatever others have.
+    std::uint64_t left() const noexcept { return budget_ - claimed_; }
 
     // Small groups.
     /// Returns true if groups of this size share blocks.
@@ -65,8 +69,10 @@ public:
     };
     /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block
     /// go after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
-    /// open block. Returns the bytes still missing, 0 if none.
-    std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);
+    /// open block. Returns the bytes still missing, 0 if none. `given`: bytes that other caches are about to give.
+    std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims, std::uint64_t given = 0);
+    /// Reserves as many holdings as have to go until they have `bytes`. Returns the bytes still missing.
+    std::uint64_t give(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);
     /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
     static bool try_reserve(Holding& holding) noexcept;
     /// Makes the groups of reserved holdings resident again.
@@ -101,6 +107,7 @@ private:
     std::uint64_t next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept;
 
     std::uint64_t budget_;
+    Quota* shared_;
     std::uint64_t small_;       // largest group that shares a block
     std::uint64_t most_block_;  // largest block
     std::uint64_t claimed_ = 0;
@@ -114,10 +121,12 @@ private:
     Holding* open_ = nullptr;
 };
 
-/// Device memory that exists: in holdings, or kept for the next ones. Its total never exceeds the budget.
+/// Device memory that exists: in holdings, or kept for the next ones. Its total never exceeds the budget, nor does that
+/// of all caches exceed `shared`.
 class Heap {
 public:
-    explicit Heap(std::uint64_t budget) noexcept : budget_(budget) {}
+    /// `shared`: the quota of the device, which counts this memory, too; null: none.
+    explicit Heap(std::uint64_t budget, Quota* shared = nullptr) noexcept : budget_(budget), shared_(shared) {}
 
     std::uint64_t total() const noexcept { return total_; }
     std::uint64_t peak() const noexcept { return peak_; }
@@ -129,17 +138,25 @@ public:
     void keep(Space space) noexcept;
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
     /// largest. Returns nothing if nothing is kept. It counts until gone() is called.
-    Space take_to_free(std::uint64_t size) noexcept;
+    Space take_to_free(std::uint64_t size) noexcept { return take_kept(missing(size)); }
+    /// Takes kept memory of at least `bytes`, the smallest that is enough, or the largest. It counts until gone() is
+    /// called.
+    Space take_kept(std::uint64_t bytes) noexcept;
 
+    /// Returns the bytes that have to be freed before `size` new bytes fit.
+    std::uint64_t missing(std::uint64_t size) const noexcept;
     /// Returns true if `size` new bytes fit.
-    bool fits(std::uint64_t size) const noexcept { return size <= budget_ - total_; }
+    bool fits(std::uint64_t size) const noexcept { return missing(size) == 0; }
+    /// Returns true if `size` new bytes fit, but for the memory of other caches.
+    bool fits_here(std::uint64_t size) const noexcept { return size <= budget_ - total_; }
     /// Counts memory that is about to be allocated, and must fit.
     void coming(std::uint64_t size) noexcept;
     /// Counts memory that has been freed.
-    void gone(std::uint64_t size) noexcept { total_ -= size; }
+    void gone(std::uint64_t size) noexcept;
 
 private:
     std::uint64_t budget_;
+    Quota* shared_;
     std::uint64_t total_ = 0;
     std::uint64_t peak_ = 0;
     std::multimap<std::uint64_t, Space> kept_;

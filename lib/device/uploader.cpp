@@ -20,10 +20,12 @@ using device::Cache;
 using device::Keep;
 
 struct Uploader::Impl {
-    Impl(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
+    /// `place`: a device, or the budget of one.
+    template <class Place>
+    Impl(std::shared_ptr<Place> place, Checkpoint opened, const UploadOptions& options)
         : checkpoint(std::move(opened)),
           readers(device::Readers::of_process()),
-          cache(std::make_shared<Cache>(std::move(to), options, *readers)) {}
+          cache(std::make_shared<Cache>(std::move(place), options, *readers)) {}
     ~Impl() { cache->stop(); }
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
@@ -49,6 +51,9 @@ struct Uploader::Impl {
 
 Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
     : impl_(std::make_unique<Impl>(std::move(device), std::move(checkpoint), options)) {}
+
+Uploader::Uploader(const DeviceBudget& budget, Checkpoint checkpoint, const UploadOptions& options)
+    : impl_(std::make_unique<Impl>(budget.shared_, std::move(checkpoint), options)) {}
 
 Uploader::~Uploader() = default;
 

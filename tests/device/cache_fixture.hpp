@@ -64,6 +64,8 @@ class CacheFixture {
 public:
     CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options)
         : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_)) {}
+    CacheFixture(std::shared_ptr<safemap::device::Budget> budget, const safemap::UploadOptions& options)
+        : cache_(std::make_shared<safemap::device::Cache>(std::move(budget), options, *readers_)) {}
     CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers = 2)
         : CacheFixture(std::move(device), {.device_budget = budget, .readers = readers}) {}
     ~CacheFixture() { stop(); }

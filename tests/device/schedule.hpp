@@ -1,4 +1,5 @@
-// The ground that random schedules share: a device, a cache on it, tensors whose values are known, and calls that fail.
+// The ground that random schedules share: a device, caches on it that share a budget, tensors whose values are known,
+// and calls that fail.
 #pragma once
 
 #include "device/cache_fixture.hpp"
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,13 +25,16 @@ struct Schedule {
     std::uint64_t budget = 40'000;
     bool staged = false;
     Fails fails = Fails::nothing;
+    unsigned caches = 1;
 };
 
 struct ScheduleGround {
     const Schedule schedule;
     std::shared_ptr<safemap::Device> device = safemap::Device::open("host");
     std::shared_ptr<FakeDevice> fake = {};  // the same device, if it is a fake
-    std::unique_ptr<CacheFixture> cache = {};
+    std::shared_ptr<safemap::device::Budget> shared = {};
+    std::vector<std::unique_ptr<CacheFixture>> caches = {};
+    CacheFixture* cache = nullptr;  // the first one
     std::vector<Bytes> stored = {};
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
@@ -38,9 +43,11 @@ struct ScheduleGround {
             device = fake = std::make_shared<FakeDevice>();
             fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
         }
-        const safemap::UploadOptions options{
-            .device_budget = schedule.budget, .staging_bytes = 12'288, .readers = 1 + seed % 3};
-        cache = std::make_unique<CacheFixture>(device, options);
+        const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};
+        shared = std::make_shared<safemap::device::Budget>(device, options);
+        for (unsigned i = 0; i < schedule.caches; ++i)
+            caches.push_back(std::make_unique<CacheFixture>(shared, safemap::UploadOptions{.readers = 1 + seed % 3}));
+        cache = caches.front().get();
     }
 
     /// Adds a tensor of `size` bytes.
@@ -81,8 +88,15 @@ struct ScheduleGround {
     }
     /// Returns how many of the counts of device memory are above the budget.
     int over_budget() const {
-        const auto stats = cache->stats();
-        const bool by_cache = stats.peak_device_bytes > schedule.budget || stats.resident_bytes > schedule.budget;
+        std::uint64_t resident = 0;
+        for (const auto& one : caches) resident += one->stats().resident_bytes;
+        std::uint64_t peak = 0;
+        {
+            const std::lock_guard lock(shared->mutex);
+            peak = shared->allocated.peak;
+        }
+        // The caches were asked one after the other, so tensors of one may have made way for those of the next.
+        const bool by_cache = peak > schedule.budget || (caches.size() == 1 && resident > schedule.budget);
         const bool by_device = fake && fake->peak > schedule.budget;
         return (by_cache ? 1 : 0) + (by_device ? 1 : 0);
     }

@@ -1,4 +1,5 @@
-// Random schedules of several threads on one cache: values are always right, and the budget is never exceeded.
+// Random schedules of several threads on one cache, or on caches that share a budget: values are always right, and the
+// budget is never exceeded.
 
 #include "device/schedule.hpp"
 #include "doctest_safemap.hpp"
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -75,7 +77,8 @@ struct Leased {
 /// One thread of a schedule.
 class Actor {
 public:
-    Actor(World& world, unsigned seed, Findings& findings) : world_(world), findings_(findings), random_(seed) {}
+    Actor(World& world, CacheFixture& cache, unsigned seed, Findings& findings)
+        : world_(world), cache_(cache), findings_(findings), random_(seed) {}
 
     ~Actor() {
         for (const Requested& one : requests_)
@@ -93,7 +96,7 @@ public:
                 case 2: acquire(known()); break;
                 case 3: try_acquire(known()); break;
                 case 4: prefetch(); break;
-                case 5: world_.cache->evict(known().bundle); break;
+                case 5: cache_.evict(known().bundle); break;
                 case 6: drop(handles_); break;
                 case 7: request(known()); break;
                 case 8: end_request(); break;
@@ -114,7 +117,7 @@ private:
             chosen.numbers.push_back(random_() % world_.tensors.size());
             tensors.push_back(world_.tensors[chosen.numbers.back()]);
         }
-        chosen.bundle = world_.cache->bundle(std::move(tensors));
+        chosen.bundle = cache_.bundle(std::move(tensors));
         return chosen;
     }
     /// Returns a handle that this thread keeps.
@@ -128,7 +131,7 @@ private:
     void acquire(Handle handle) {
         try {
             const Keep keep = random_() % 2 == 0 ? Keep::no : Keep::yes;
-            hold({std::move(handle.numbers), world_.cache->acquire(handle.bundle, keep, {}, any_request())});
+            hold({std::move(handle.numbers), cache_.acquire(handle.bundle, keep, {}, any_request())});
             ++findings_.acquired;
         } catch (const Error& error) {
             note(error);
@@ -175,7 +178,7 @@ private:
         }
     }
     void try_acquire(const Handle& handle) {
-        if (auto held = world_.cache->try_acquire(handle.bundle)) hold({handle.numbers, std::move(*held)});
+        if (auto held = cache_.try_acquire(handle.bundle)) hold({handle.numbers, std::move(*held)});
     }
     void hold(Leased leased) {
         check_values(leased);
@@ -185,10 +188,10 @@ private:
         if (random_() % 2 == 0) {
             std::vector<LazyTensor> tensors;
             for (int i = 0; i < 3; ++i) tensors.push_back(world_.tensors[random_() % world_.tensors.size()]);
-            world_.cache->prefetch(tensors);
+            cache_.prefetch(tensors);
         } else {
             const std::vector<BundlePtr> bundles = {known().bundle, known().bundle, some().bundle};
-            world_.cache->prefetch(bundles);
+            cache_.prefetch(bundles);
         }
     }
     void check_values(const Leased& leased) {
@@ -200,6 +203,7 @@ private:
     }
 
     World& world_;
+    CacheFixture& cache_;
     Findings& findings_;
     std::mt19937 random_;
     std::vector<Handle> handles_;
@@ -213,19 +217,19 @@ private:
 };
 
 /// Acquires each tensor alone. Nothing is leased, so that each one fits.
-void acquire_each(const World& world) {
+void acquire_each(const World& world, const CacheFixture& cache) {
     for (std::size_t i = 0; i < world.tensors.size(); ++i) {
         const LazyTensor& tensor = world.tensors[i];
         CAPTURE(tensor.name());
         if (tensor.nbytes() > world.schedule.budget) continue;
         // A fault of a prefetch may still be pending; it is thrown once.
-        if (const auto fault = error_of([&] { world.cache->acquire(tensor); })) {
+        if (const auto fault = error_of([&] { cache.acquire(tensor); })) {
             INFO(std::string(fault->what()));
             CHECK(fault->code() == (world.schedule.fails == Fails::allocations ? Errc::out_of_memory : Errc::io_error));
             CHECK(world.schedule.fails != Fails::nothing);
         }
-        CHECK_OK(world.cache->acquire(tensor));
-        const Held held = world.cache->acquire(tensor);
+        CHECK_OK(cache.acquire(tensor));
+        const Held held = cache.acquire(tensor);
         CHECK(read_back(*world.device, held[0]) == world.values[i]);
     }
 }
@@ -235,7 +239,9 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     World world(schedule, seed);
     Findings findings;
     std::vector<std::thread> threads;
-    for (unsigned t = 0; t < 4; ++t) threads.emplace_back([&, t] { Actor(world, seed * 100 + t, findings).act(60); });
+    for (unsigned t = 0; t < 4; ++t)
+        threads.emplace_back(
+            [&, t] { Actor(world, *world.caches[t % world.caches.size()], seed * 100 + t, findings).act(60); });
     for (std::thread& thread : threads) thread.join();
 
     CHECK(findings.wrong_values.load() == 0);
@@ -244,11 +250,17 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     CHECK(findings.acquired.load() > 0);
 
     world.stop_failing();
-    acquire_each(world);
-    const auto stats = world.cache->stats();
-    CHECK(stats.peak_device_bytes <= schedule.budget);
-    CHECK(stats.bytes_pread >= stats.uploaded_bytes);
-    world.cache->stop();
+    // Tensors of the others make way each time.
+    for (const auto& cache : world.caches) acquire_each(world, *cache);
+    for (const auto& cache : world.caches) {
+        const auto stats = cache->stats();
+        CHECK(stats.peak_device_bytes <= schedule.budget);
+        CHECK(stats.bytes_pread >= stats.uploaded_bytes);
+    }
+    CHECK(world.over_budget() == 0);
+    world.caches.clear();
+    CHECK(world.shared->claimed.used == 0);
+    CHECK(world.shared->allocated.used == 0);
     if (!world.fake) return;
     const std::uint64_t allocations = world.fake->allocations;
     CHECK(world.fake->peak <= schedule.budget);
@@ -259,12 +271,12 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
 }
 
 /// Runs schedules with a small budget, and with one in which small groups share blocks.
-void run_schedules(bool staged, Fails fails) {
+void run_schedules(bool staged, Fails fails, unsigned caches = 1) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, 2_MiB}) {
         CAPTURE(budget);
         for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(16)); ++i)
-            run_schedule({.budget = budget, .staged = staged, .fails = fails}, first + i);
+            run_schedule({.budget = budget, .staged = staged, .fails = fails, .caches = caches}, first + i);
     }
 }
 
@@ -281,6 +293,15 @@ TEST_CASE("random schedules with reads that fail through staging buffers") { run
 TEST_CASE("random schedules with copies that fail") { run_schedules(true, Fails::copies); }
 
 TEST_CASE("random schedules with allocations that fail") { run_schedules(true, Fails::allocations); }
+
+TEST_CASE("random schedules on caches that share a budget") {
+    run_schedules(false, Fails::nothing, 2);
+    run_schedules(true, Fails::nothing, 3);
+}
+
+TEST_CASE("random schedules on caches that share a budget, with reads, copies and allocations that fail") {
+    for (const Fails fails : {Fails::reads, Fails::copies, Fails::allocations}) run_schedules(true, fails, 2);
+}
 
 TEST_CASE("kept tensors arrive again only after they were evicted") {
     for (unsigned seed = 0; seed < 8; ++seed) {

@@ -43,7 +43,8 @@ OWNER = {
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
-    'bundle': 'device', 'device': 'device', 'layer_stream': 'device', 'ticket': 'device', 'upload_plan': 'device',
+    'bundle': 'device', 'device': 'device', 'device_budget': 'device', 'layer_stream': 'device',
+    'ticket': 'device', 'upload_plan': 'device',
     'uploader': 'device', 'advanced/device_dlpack': 'device',
 }
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-# What names an output: the object file, and the list of the headers that it needs.
+# Options that name an output: the object file, and the list of the headers that it needs.
 OUTPUTS = re.compile(r"\s-(?:o|MF|MQ)\s+\S+|\s-(?:MD|c)(?=\s)")
 
 

@@ -1,0 +1,64 @@
+// DeviceBudget: memory that several uploaders of one device share.
+#pragma once
+
+#include <safemap/api.hpp>
+#include <safemap/device.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace safemap::SAFEMAP_ABI {
+
+namespace device {
+struct Budget;
+}
+
+/// Options of a DeviceBudget.
+struct DeviceBudgetOptions {
+    /// Device memory in bytes, of all uploaders together. 0: nine tenths of the memory that is free when the
+    /// DeviceBudget is made.
+    std::uint64_t device_bytes = 0;
+    /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB.
+    std::uint64_t staging_bytes = 32ULL << 20;
+};
+
+/// Counters of all uploaders of a DeviceBudget, in bytes.
+struct DeviceBudgetStats {
+    std::uint64_t device_bytes = 0;        ///< allocated on the device, kept memory included
+    std::uint64_t peak_device_bytes = 0;   ///< maximum of device_bytes; never above the budget
+    std::uint64_t peak_staging_bytes = 0;  ///< maximum of staging
+};
+
+/// One budget for the uploaders of a device, such as those of a model and its draft model. `device_budget` of an
+/// Uploader is a limit of its own inside this one. Copies stand for the same budget, and it lives as long as the last
+/// copy, uploader or lease. Thread-safe.
+///
+/// Memory goes to the uploader that needs it:
+/// - Each uploader may have an equal part of the budget: the budget divided by the number of uploaders. An acquire of
+///   an uploader that has less gets memory that others have beyond their parts, if no lease holds it.
+/// - Otherwise an acquire evicts tensors of its own uploader, so two models that run in turns do not evict each other.
+/// - If that is not enough, it gets memory of others that no lease holds, and cancels their prefetches that nobody
+///   waits for.
+/// Prefetches and plans take nothing from other uploaders. So acquire() throws budget_exceeded if the leases of all
+/// uploaders leave no room, and not before.
+///
+/// Example:
+///     safemap::DeviceBudget memory(safemap::Device::open("host"), {.device_bytes = 8_GiB});
+///     safemap::Uploader model(memory, checkpoint);
+///     safemap::Uploader draft(memory, checkpoint, {.device_budget = 1_GiB});
+class SAFEMAP_API DeviceBudget {
+public:
+    /// Allocates nothing. Throws invalid_argument if `staging_bytes` is below 4 KiB.
+    explicit DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options = {});
+
+    const std::shared_ptr<Device>& device() const noexcept;
+    /// Returns the budget in bytes.
+    std::uint64_t device_bytes() const noexcept;
+    DeviceBudgetStats stats() const;
+
+private:
+    friend class Uploader;
+    std::shared_ptr<device::Budget> shared_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI

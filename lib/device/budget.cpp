@@ -1,0 +1,67 @@
+// The budget of a device, which caches share.
+#include "device/budget.hpp"
+
+#include "device/cache.hpp"
+
+#include <safemap/error.hpp>
+
+#include <string>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI {
+namespace device {
+namespace {
+
+// With jobs of this size, two threads that claim them reach the disk's limit. Loaders for GPUs converge on such sizes,
+// too (4 to 16 MiB).
+constexpr std::uint64_t most_slab = 8_MiB;
+constexpr std::uint64_t least_staging = 4_KiB;
+
+std::uint64_t choose_staging(const DeviceBudgetOptions& options) {
+    if (options.staging_bytes >= least_staging) return options.staging_bytes;
+    throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
+                                            "; expected at least " + std::to_string(least_staging));
+}
+
+std::uint64_t slab_bytes(const DeviceBudgetOptions& options) { return std::min(most_slab, choose_staging(options)); }
+
+std::uint64_t choose_budget(const Device& device, const DeviceBudgetOptions& options) {
+    return options.device_bytes > 0 ? options.device_bytes : device.free_memory() / 10 * 9;
+}
+
+}  // namespace
+
+Budget::Budget(std::shared_ptr<Device> of, const DeviceBudgetOptions& options)
+    : device(std::move(of)),
+      staging(device, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
+      claimed{.limit = choose_budget(*device, options)},
+      allocated{.limit = claimed.limit} {}
+
+std::vector<std::shared_ptr<Cache>> Budget::others(const Cache& than) const {
+    std::vector<std::shared_ptr<Cache>> found;
+    found.reserve(caches.size());
+    for (Cache* const cache : caches) {
+        if (cache == &than) continue;
+        // One that is just being made has no owner yet, and no memory.
+        if (auto shared = cache->weak_from_this().lock()) found.push_back(std::move(shared));
+    }
+    return found;
+}
+
+}  // namespace device
+
+DeviceBudget::DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options)
+    : shared_(std::make_shared<device::Budget>(std::move(device), options)) {}
+
+const std::shared_ptr<Device>& DeviceBudget::device() const noexcept { return shared_->device; }
+
+std::uint64_t DeviceBudget::device_bytes() const noexcept { return shared_->claimed.limit; }
+
+DeviceBudgetStats DeviceBudget::stats() const {
+    const std::lock_guard lock(shared_->mutex);
+    return {.device_bytes = shared_->allocated.used,
+            .peak_device_bytes = shared_->allocated.peak,
+            .peak_staging_bytes = shared_->staging.allocated()};
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,296 @@
+// Several uploaders under one budget: who gets memory, from whom, and what is given back.
+
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/fake_device.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/device_budget.hpp>
+#include <safemap/error.hpp>
+#include <safemap/uploader.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace safemap;
+using device::Budget;
+
+namespace {
+
+std::shared_ptr<Budget> budget_of(std::uint64_t bytes, std::shared_ptr<Device> device = Device::open("host")) {
+    return std::make_shared<Budget>(std::move(device), DeviceBudgetOptions{.device_bytes = bytes});
+}
+
+/// A cache, and layers of 100 bytes that it brings.
+struct Model {
+    CacheFixture cache;
+    std::vector<Bytes> layers;
+    std::vector<BundlePtr> bundles;
+
+    Model(const std::shared_ptr<Budget>& budget, int count, std::uint64_t cap = 0)
+        : cache(budget, UploadOptions{.device_budget = cap, .readers = 1}) {
+        for (int i = 0; i < count; ++i) {
+            layers.emplace_back("layer" + std::to_string(i), 100);
+            bundles.push_back(cache.bundle(layers.back().tensor));
+        }
+    }
+    /// Uses each layer once. Returns the bytes that had to be uploaded.
+    std::uint64_t pass() const {
+        const std::uint64_t before = cache.stats().uploaded_bytes;
+        for (std::size_t i = 0; i < bundles.size(); ++i) {
+            const Held held = cache.acquire(bundles[i]);
+            CHECK(read_back(held.bundle().cache->device(), held[0]) == value_of(layers[i].tensor));
+        }
+        return cache.stats().uploaded_bytes - before;
+    }
+    std::uint64_t resident() const { return cache.stats().resident_bytes; }
+};
+
+std::uint64_t allocated(Budget& budget) {
+    const std::lock_guard lock(budget.mutex);
+    return budget.allocated.used;
+}
+
+}  // namespace
+
+TEST_CASE("an uploader below its part gets what another one has beyond its part") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 6);
+    const Model second(budget, 6);
+    CHECK(first.pass() == 600);
+    CHECK(first.resident() == 600);
+    CHECK(second.pass() >= 600);
+    CHECK(first.resident() == 300);
+    CHECK(second.resident() == 300);
+    CHECK(budget->allocated.peak == 600);
+}
+
+TEST_CASE("uploaders that have their parts do not evict each other") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 4);
+    const Model second(budget, 4);
+    first.pass();
+    second.pass();
+    for (int i = 0; i < 5; ++i) {
+        // Three of four layers stay. With one that was brought last in the way, two are brought.
+        CHECK(first.pass() <= 200);
+        CHECK(second.pass() <= 200);
+        CHECK(first.resident() == 300);
+        CHECK(second.resident() == 300);
+    }
+}
+
+TEST_CASE("without need, an uploader may have more than its part") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 5);
+    const Model second(budget, 1);
+    first.pass();
+    second.pass();
+    CHECK(first.pass() == 0);
+    CHECK(second.pass() == 0);
+}
+
+TEST_CASE("an acquire gets all that is not leased, and no more") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 6);
+    const Model second(budget, 6);
+    first.pass();
+    second.pass();
+    std::vector<Held> leases;
+    for (int i = 0; i < 5; ++i) leases.push_back(second.cache.acquire(second.bundles[static_cast<std::size_t>(i)]));
+    CHECK(first.resident() == 100);
+    std::optional<Held> last = first.cache.acquire(first.bundles[0]);
+    const Error error = error_of([&] { second.cache.acquire(second.bundles[5]); }).value();
+    CHECK(error.code() == Errc::budget_exceeded);
+    CHECK(std::string(error.what())
+              .find("100 bytes needed at once, 500 bytes already leased, 100 bytes leased by other "
+                    "uploaders, but the budget is 600 bytes of the 600 bytes that they share") != std::string::npos);
+    CHECK(first.resident() == 100);
+    last.reset();
+    CHECK_OK(second.cache.acquire(second.bundles[5]));
+    CHECK(first.resident() == 0);
+}
+
+TEST_CASE("a refused acquire takes nothing of another uploader") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 3);
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    first.pass();
+    const Held held = first.cache.acquire(first.bundles[0]);
+    const Bytes large("large", 501);
+    CHECK_FAULT(second.acquire(large.tensor), Errc::budget_exceeded);
+    CHECK(first.resident() == 300);
+    CHECK(first.cache.try_acquire(first.bundles[1]).has_value());
+    CHECK(first.cache.stats().evictions == 0);
+}
+
+TEST_CASE("the limit of an uploader is not for others to pay") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 4);
+    const Model second(budget, 4, 200);
+    first.pass();
+    CHECK(second.pass() == 400);
+    CHECK(second.cache.stats().peak_device_bytes == 200);
+    CHECK(first.pass() == 0);
+    const Held held = second.cache.acquire(second.bundles[0]);
+    const Held other = second.cache.acquire(second.bundles[1]);
+    CHECK_FAULT(second.cache.acquire(second.bundles[2]), Errc::budget_exceeded);
+    CHECK(first.pass() == 0);
+}
+
+TEST_CASE("a prefetch takes nothing of another uploader") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 6);
+    const Model second(budget, 1);
+    first.pass();
+    second.cache.prefetch(second.bundles[0]);
+    CHECK_FALSE(second.cache.try_acquire(second.bundles[0]).has_value());
+    CHECK(first.resident() == 600);
+}
+
+TEST_CASE("an acquire cancels prefetches of another uploader that nobody waits for") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 6);
+    const Model second(budget, 6);
+    for (const Bytes& layer : first.layers) layer.counted.hold();
+    for (const BundlePtr& bundle : first.bundles) first.cache.prefetch(bundle);
+    // Reads of at most two of them have begun, and are held.
+    std::vector<Held> leases;
+    for (int i = 0; i < 4; ++i) CHECK_OK(leases.push_back(second.cache.acquire(second.bundles[std::size_t(i)])));
+    for (const Bytes& layer : first.layers) layer.counted.go_on();
+    CHECK(soon([&] { return first.resident() == 200; }));
+    leases.clear();
+    CHECK(first.pass() == 400);
+}
+
+TEST_CASE("small tensors of another uploader, which share a block, make way") {
+    const auto budget = budget_of(2_MiB);
+    const CacheFixture first(budget, UploadOptions{.readers = 1});
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    std::vector<Bytes> small;
+    std::vector<BundlePtr> bundles;
+    for (int i = 0; i < 8; ++i) small.emplace_back("s" + std::to_string(i), 10'000);
+    for (const Bytes& one : small) bundles.push_back(first.bundle(one.tensor));
+    for (const BundlePtr& bundle : bundles) first.acquire(bundle);
+    CHECK(first.stats().resident_bytes == 80'000);
+    const Bytes large("large", 2_MiB);
+    CHECK_OK(second.acquire(large.tensor));
+    CHECK(first.stats().resident_bytes == 0);
+    // While they arrive, too.
+    second.evict(large.tensor);
+    first.prefetch(bundles);
+    CHECK_OK(second.acquire(large.tensor));
+    CHECK(budget->allocated.peak <= 2_MiB);
+}
+
+TEST_CASE("memory that another uploader keeps is freed") {
+    const auto device = std::make_shared<FakeDevice>();
+    const auto budget = budget_of(1000, device);
+    const CacheFixture first(budget, UploadOptions{.readers = 1});
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    const Bytes a("a", 600);
+    { const Held held = first.acquire(first.bundle(a.tensor)); }  // nobody has the bundle any more
+    CHECK(first.stats().resident_bytes == 0);
+    CHECK(device->allocated == 600);
+    const Bytes b("b", 500);
+    CHECK_OK(second.acquire(b.tensor));
+    CHECK(device->allocated == 500);
+    CHECK(device->peak <= 1000);
+}
+
+TEST_CASE("a device that is full gets back what another uploader keeps") {
+    const auto device = std::make_shared<FakeDevice>();
+    const auto budget = budget_of(1000, device);
+    const CacheFixture first(budget, UploadOptions{.readers = 1});
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    const Bytes a("a", 300);
+    { const Held held = first.acquire(first.bundle(a.tensor)); }
+    device->fail_allocation = 0;
+    const Bytes b("b", 500);
+    CHECK_OK(second.acquire(b.tensor));
+    CHECK(device->allocated == 500);
+}
+
+TEST_CASE("an uploader that ends gives its memory to the others, but for its leases") {
+    const auto budget = budget_of(600);
+    const Model second(budget, 6);
+    std::optional<Held> held;
+    {
+        const Model first(budget, 6);
+        first.pass();
+        held = first.cache.acquire(first.bundles[0]);
+    }
+    CHECK(allocated(*budget) == 100);
+    std::vector<Held> leases;
+    for (std::size_t i = 0; i < 5; ++i) CHECK_OK(leases.push_back(second.cache.acquire(second.bundles[i])));
+    CHECK_FAULT(second.cache.acquire(second.bundles[5]), Errc::budget_exceeded);
+    held.reset();
+    CHECK(allocated(*budget) == 500);
+    CHECK_OK(second.cache.acquire(second.bundles[5]));
+}
+
+TEST_CASE("an uploader that sleeps leaves its memory to the others") {
+    const auto budget = budget_of(600);
+    const Model first(budget, 6);
+    const Model second(budget, 6);
+    first.pass();
+    CHECK(first.bundles[0]->cache->sleep() == 0);
+    CHECK(second.pass() == 600);
+    CHECK(second.pass() == 0);
+    first.bundles[0]->cache->wake();  // nothing fits
+    CHECK(first.resident() == 0);
+    CHECK(second.pass() == 0);
+}
+
+TEST_CASE("a plan goes on with less memory when another uploader takes its part") {
+    const auto budget = budget_of(800);
+    const Model first(budget, 8);
+    const Model second(budget, 3);
+    first.bundles[0]->cache->follow({first.bundles.begin(), first.bundles.end()}, true);
+    first.pass();
+    CHECK(soon([&] { return first.resident() == 800; }));
+    second.pass();
+    CHECK(second.resident() == 300);
+    for (int i = 0; i < 3; ++i) first.pass();
+    CHECK(second.pass() == 0);
+    CHECK(budget->allocated.peak == 800);
+}
+
+TEST_CASE("uploaders of a budget share its staging") {
+    const auto device = std::make_shared<FakeDevice>();
+    const DeviceBudget budget(device, {.device_bytes = 100'000, .staging_bytes = 8'192});
+    Uploader first(budget, no_tensors(), {.readers = 2});
+    Uploader second(budget, no_tensors(), {.readers = 2});
+    const Bytes a("a", 40'000);
+    const Bytes b("b", 40'000);
+    const Bundle one = first.bundle(std::vector{a.tensor});
+    const Bundle two = second.bundle(std::vector{b.tensor});
+    const Lease left = first.acquire(one);
+    const Lease right = second.acquire(two);
+    CHECK(read_back(*device, left.tensors()[0]) == value_of(a.tensor));
+    CHECK(read_back(*device, right.tensors()[0]) == value_of(b.tensor));
+    CHECK(device->staging <= 8'192);
+    const DeviceBudgetStats stats = budget.stats();
+    CHECK(stats.device_bytes == 80'000);
+    CHECK(stats.peak_device_bytes == 80'000);
+    CHECK(stats.peak_staging_bytes == device->staging);
+    CHECK(first.stats().peak_staging_bytes == stats.peak_staging_bytes);
+}
+
+TEST_CASE("a budget says what it is") {
+    const auto device = std::make_shared<FakeDevice>();
+    CHECK(DeviceBudget(device).device_bytes() == 900'000);  // nine tenths of what is free
+    const DeviceBudget budget(device, {.device_bytes = 1'000});
+    CHECK(budget.device_bytes() == 1'000);
+    CHECK(budget.device() == device);
+    CHECK(budget.stats().device_bytes == 0);
+    CHECK_FAULT((DeviceBudget(device, {.staging_bytes = 4'095})), Errc::invalid_argument);
+    // A limit beyond the budget has no effect.
+    Uploader uploader(budget, no_tensors(), {.device_budget = 5'000});
+    const Bytes large("large", 1'001);
+    CHECK_FAULT(uploader.acquire(uploader.bundle(std::vector{large.tensor})), Errc::budget_exceeded);
+}
