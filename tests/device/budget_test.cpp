@@ -187,6 +187,21 @@ TEST_CASE("small tensors of another uploader, which share a block, make way") {
     CHECK(budget->allocated.peak <= 2_MiB);
 }
 
+TEST_CASE("after a refused acquire, small tensors go into the same block as before") {
+    const auto device = std::make_shared<FakeDevice>();
+    const auto budget = budget_of(2_MiB, device);
+    const CacheFixture first(budget, UploadOptions{.readers = 1});
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    const Bytes small[] = {{"a", 1000}, {"b", 1000}, {"c", 1000}};
+    const Held a = first.acquire(small[0].tensor);
+    const Bytes large("large", 2_MiB);
+    CHECK_FAULT(second.acquire(large.tensor), Errc::budget_exceeded);
+    const Held b = first.acquire(small[1].tensor);
+    CHECK_FAULT(first.acquire(large.tensor), Errc::budget_exceeded);
+    const Held c = first.acquire(small[2].tensor);
+    CHECK(device->allocations == 1);
+}
+
 TEST_CASE("memory that another uploader keeps is freed") {
     const auto device = std::make_shared<FakeDevice>();
     const auto budget = budget_of(1000, device);
