@@ -29,6 +29,9 @@ public:
     /// Returns the memory as this process can write to it, or an empty span if it cannot. If it is not empty, an
     /// Uploader reads files directly into it, without staging.
     virtual std::span<std::byte> host_bytes() const noexcept { return {}; }
+    /// Returns true if DeviceQueue::map() gives the host this memory itself. Then an Uploader reads files directly into
+    /// the memory of a bundle that shares it with no other one.
+    virtual bool can_be_mapped() const noexcept { return false; }
 };
 
 /// Host memory that a device copies from at full speed; page-locked if the device supports that.
@@ -62,8 +65,8 @@ struct RowCopy {
     std::uint64_t rows = 0;  ///< number of rows, at least 1
 };
 
-/// Copies from the host to a device, which happen in the order in which they were queued. All members but drain()
-/// return at once, and throw device_failed if the device failed. Thread-safe.
+/// Copies from the host to a device, which happen in the order in which they were queued. All members but map() and
+/// drain() return at once. All but drain() throw device_failed if the device failed. Thread-safe.
 class SAFEMAP_API DeviceQueue {
 public:
     virtual ~DeviceQueue() = default;
@@ -76,6 +79,14 @@ public:
     virtual std::shared_ptr<DeviceEvent> record() = 0;
     /// Lets the copies that are queued from now on happen after `event`. The event need not be kept.
     virtual void wait_for(const DeviceEvent& event) = 0;
+    /// Returns all bytes of memory that can_be_mapped(), for the host to write to. Blocks until they can be written.
+    /// What the memory held is lost. No work that uses the memory may be in progress, and none may be queued before
+    /// unmap(). Returns an empty span if that is not possible at present, or the memory has no bytes. This
+    /// implementation throws invalid_argument.
+    virtual std::span<std::byte> map(DeviceMemory& memory);
+    /// Gives the bytes from map() back to the device. Work after the next record() sees what was written. Does nothing
+    /// for an empty span. This implementation throws invalid_argument.
+    virtual void unmap(DeviceMemory& memory, std::span<std::byte> mapped);
     /// Blocks until no copy of this queue is in progress, whether they succeeded or not.
     virtual void drain() noexcept = 0;
 };

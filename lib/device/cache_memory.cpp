@@ -29,8 +29,9 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
     const bool is_provided = space && !fault;
     upload->filling.set(std::move(space), upload->group->offset);
     if (!is_provided || upload->cancelled) {
+        const bool is_mapped = upload->filling.has_copies();
         lock.unlock();
-        return arrive(*upload, std::move(fault));
+        return is_mapped ? upload->finish() : arrive(*upload, std::move(fault));
     }
     upload->submitted = true;
     changed_.notify_all();
@@ -71,8 +72,15 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
     space.memory = holding.memory;
     if (holding.shared) space.fences = holding.fences;  // others have to wait for them, too
     else space.fences.swap(holding.fences);
+    const bool is_own = !holding.shared;
     lock.unlock();
-    if (space.memory->host_bytes().empty()) return true;
+    if (space.memory->host_bytes().empty()) {
+        // Memory in use is not mapped: the host would have to wait, where copies wait on the device.
+        if (!is_own || !space.memory->can_be_mapped() || !are_done(space.fences)) return true;
+        space.fences.clear();
+        upload.filling.map(*space.memory);
+        return true;
+    }
     while (!wait_until_done(space.fences, next_look(request)))
         if (!is_wanted(request)) return false;
     space.fences.clear();

@@ -80,6 +80,14 @@ std::shared_ptr<Device> Device::from_opencl(void* context, void* device) {
     return device::adopt_opencl(device::opencl_driver(), context, device);
 }
 
+std::span<std::byte> DeviceQueue::map(DeviceMemory&) {
+    throw Error(Errc::invalid_argument, "memory of this device cannot be mapped");
+}
+
+void DeviceQueue::unmap(DeviceMemory&, std::span<std::byte>) {
+    throw Error(Errc::invalid_argument, "memory of this device cannot be mapped");
+}
+
 std::shared_ptr<DeviceMemory> Device::borrow(void*, std::uint64_t) {
     throw Error(Errc::invalid_argument, "the device " + safemap::quoted(name()) + " takes no memory of callers");
 }

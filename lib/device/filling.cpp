@@ -8,7 +8,7 @@ namespace safemap::SAFEMAP_ABI::device {
 
 std::uint64_t Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                             Device::Lane lane) {
-    const auto bytes = space_.memory->host_bytes();
+    const auto bytes = mapped_.empty() ? space_.memory->host_bytes() : mapped_;
     if (bytes.empty()) return fill_staged(layout, plan, i, worker, lane);
     return plan.fill(layout, i, worker, bytes.subspan(offset_, layout.size));
 }
@@ -30,6 +30,11 @@ std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, s
     });
 }
 
+void Filling::map(DeviceMemory& memory) {
+    mapped_ = device_.queue(Device::Lane::bulk).map(memory);
+    if (!mapped_.empty()) entered_[static_cast<std::size_t>(Device::Lane::bulk)] = true;
+}
+
 /// Returns the queue of a lane, whose next copies happen after the fences of the memory.
 DeviceQueue& Filling::enter(Device::Lane lane) {
     DeviceQueue& queue = device_.queue(lane);
@@ -47,6 +52,7 @@ void Filling::record() {
         if (!entered_[static_cast<std::size_t>(lane)]) continue;
         DeviceQueue& queue = device_.queue(lane);
         try {
+            if (lane == Device::Lane::bulk && !mapped_.empty()) queue.unmap(*space_.memory, std::exchange(mapped_, {}));
             recorded_.push_back({queue.record()});
         } catch (...) {
             queue.drain();

@@ -13,10 +13,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Reads the jobs of a plan to their places in device memory: straight, or through slabs and the queues of the device.
+/// Reads the jobs of a plan to their places in device memory: straight, if the host can write to it or it is mapped, or
+/// through slabs and the queues of the device.
 /// Copies happen after the fences of the memory. Jobs may be done by several threads at once; set everything else
 /// before the first, and ask for it after the last.
 class Filling {
@@ -29,12 +31,15 @@ public:
         offset_ = offset;
     }
     const std::shared_ptr<DeviceMemory>& memory() const noexcept { return space_.memory; }
+    /// Maps memory, if possible, that is set next, has the layout and nothing else, and has no fence in progress.
+    /// record() unmaps it. Throws device_failed.
+    void map(DeviceMemory& memory);
 
     /// Reads job `i`, and queues its copies in `lane`. They may still be in progress when this returns. Returns the
     /// bytes that were read from sources. Throws what reading throws, and device_failed.
     std::uint64_t fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
 
-    /// Returns true if copies were queued.
+    /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
     bool has_copies() const noexcept { return entered_[0] || entered_[1]; }
     /// Fences the copies so far. After that, they are among those of end(). Throws device_failed; then no copy is in
     /// progress.
@@ -51,6 +56,7 @@ private:
     StagingRing& staging_;
     Space space_;
     std::uint64_t offset_ = 0;
+    std::span<std::byte> mapped_ = {};
     std::mutex entering_;
     std::array<bool, 2> entered_ = {};  // by lane: it waits for the fences, and has copies
     Fences recorded_;

@@ -49,6 +49,7 @@ static_assert(same_number(ClDeviceInfo::max_mem_alloc_size, CL_DEVICE_MAX_MEM_AL
 static_assert(same_number(ClDeviceInfo::global_mem_size, CL_DEVICE_GLOBAL_MEM_SIZE));
 static_assert(same_number(ClDeviceInfo::name, CL_DEVICE_NAME));
 static_assert(same_number(ClDeviceInfo::version, CL_DEVICE_VERSION));
+static_assert(same_number(ClDeviceInfo::host_unified_memory, CL_DEVICE_HOST_UNIFIED_MEMORY));
 static_assert(same_number(ClContextInfo::devices, CL_CONTEXT_DEVICES));
 static_assert(same_number(ClQueueInfo::context, CL_QUEUE_CONTEXT));
 static_assert(same_number(ClMemoryInfo::size, CL_MEM_SIZE));
@@ -58,6 +59,7 @@ static_assert(same_number(cl_device_type_all, CL_DEVICE_TYPE_ALL));
 static_assert(same_number(cl_mem_read_write, CL_MEM_READ_WRITE));
 static_assert(same_number(cl_mem_alloc_host_ptr, CL_MEM_ALLOC_HOST_PTR));
 static_assert(same_number(cl_map_read_write, CL_MAP_READ | CL_MAP_WRITE));
+static_assert(same_number(cl_map_write_invalidate_region, CL_MAP_WRITE_INVALIDATE_REGION));
 static_assert(same_number(cl_migrate_content_undefined, CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED));
 static_assert(same_number(cl_complete, CL_COMPLETE));
 

@@ -42,6 +42,7 @@ enum class ClDeviceInfo : std::uint32_t {
     max_mem_alloc_size = 0x1010,
     global_mem_size = 0x101F,
     name = 0x102B,
+    host_unified_memory = 0x1035,
     version = 0x102F,
 };
 enum class ClContextInfo : std::uint32_t { devices = 0x1081 };
@@ -53,6 +54,7 @@ constexpr ClFlags cl_device_type_all = 0xFFFFFFFF;
 constexpr ClFlags cl_mem_read_write = 1;
 constexpr ClFlags cl_mem_alloc_host_ptr = 1 << 4;
 constexpr ClFlags cl_map_read_write = 3;
+constexpr ClFlags cl_map_write_invalidate_region = 4;
 constexpr ClFlags cl_migrate_content_undefined = 2;
 constexpr std::int32_t cl_complete = 0;
 
@@ -118,6 +120,12 @@ struct OpenclApi {
 
 /// Returns the name of an error: "CL_OUT_OF_RESOURCES", or "OpenCL error -9999".
 std::string text(ClResult result);
+/// Returns true if an allocation or a mapping failed because there is no memory.
+constexpr bool is_out_of_memory(ClResult result) noexcept {
+    return result == ClResult::mem_object_allocation_failure || result == ClResult::out_of_resources ||
+           result == ClResult::out_of_host_memory || result == ClResult::invalid_buffer_size ||
+           result == ClResult::map_failure;
+}
 
 /// Loads the functions from `library`. Calls none of them.
 LoadedLibrary load_opencl(const char* library, OpenclApi& api);

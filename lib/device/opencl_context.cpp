@@ -12,8 +12,9 @@ OpenclContext::OpenclContext(const OpenclApi& api, ClContext context, ClDevice d
         demand_ = make_queue();
         bulk_ = make_queue();
         side_ = make_queue();
-        largest_allocation_ = number(ClDeviceInfo::max_mem_alloc_size);
-        total_memory_ = number(ClDeviceInfo::global_mem_size);
+        largest_allocation_ = ask<std::uint64_t>(ClDeviceInfo::max_mem_alloc_size);
+        total_memory_ = ask<std::uint64_t>(ClDeviceInfo::global_mem_size);
+        has_unified_memory_ = ask<ClBool>(ClDeviceInfo::host_unified_memory) != 0;
     } catch (const Error&) {
         release();
         throw;
@@ -40,8 +41,8 @@ ClQueue OpenclContext::make_queue() {
     return queue;
 }
 
-std::uint64_t OpenclContext::number(ClDeviceInfo info) {
-    std::uint64_t value = 0;
+template <class Value> Value OpenclContext::ask(ClDeviceInfo info) {
+    Value value = 0;
     check(api_.clGetDeviceInfo(device_, info, sizeof value, &value, nullptr), "clGetDeviceInfo");
     return value;
 }

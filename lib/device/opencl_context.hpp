@@ -28,6 +28,8 @@ public:
     ClQueue side_queue() const noexcept { return side_; }
     std::uint64_t largest_allocation() const noexcept { return largest_allocation_; }
     std::uint64_t total_memory() const noexcept { return total_memory_; }
+    /// Returns true if the device uses the memory of the host.
+    bool has_unified_memory() const noexcept { return has_unified_memory_; }
 
     /// If `result` is an error: notes that the device failed, and throws device_failed. `call` is a literal.
     void check(ClResult result, const char* call);
@@ -40,7 +42,7 @@ public:
 
 private:
     ClQueue make_queue();
-    std::uint64_t number(ClDeviceInfo info);
+    template <class Value> Value ask(ClDeviceInfo info);
     void release() noexcept;
     std::string words_of(int result) const override { return text(static_cast<ClResult>(result)); }
 
@@ -52,6 +54,7 @@ private:
     ClQueue side_ = nullptr;
     std::uint64_t largest_allocation_ = 0;
     std::uint64_t total_memory_ = 0;
+    bool has_unified_memory_ = false;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

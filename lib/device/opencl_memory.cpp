@@ -9,16 +9,6 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-namespace {
-
-/// Returns true if an allocation failed because there is no memory.
-bool is_out_of_memory(ClResult result) noexcept {
-    return result == ClResult::mem_object_allocation_failure || result == ClResult::out_of_resources ||
-           result == ClResult::out_of_host_memory || result == ClResult::invalid_buffer_size;
-}
-
-}  // namespace
-
 OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t size)
     : context_(std::move(context)), size_(size) {
     context_->require_working();
@@ -64,7 +54,9 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buff
 ClResult OpenclMemory::allocate() {
     const OpenclApi& api = context_->api();
     ClResult result = ClResult::success;
-    memory_ = api.clCreateBuffer(context_->context(), cl_mem_read_write, size_, nullptr, &result);
+    // Where the device uses the memory of the host, a mapping of such a buffer is the buffer itself.
+    const ClFlags flags = cl_mem_read_write | (context_->has_unified_memory() ? cl_mem_alloc_host_ptr : 0);
+    memory_ = api.clCreateBuffer(context_->context(), flags, size_, nullptr, &result);
     if (result != ClResult::success) return result;
     // Implementations may allocate on first use. Without this, a copy would be the first to find that memory is
     // missing.
@@ -109,7 +101,7 @@ OpenclStaging::OpenclStaging(std::shared_ptr<OpenclContext> context, std::uint64
         return;
     }
     if (memory_ != nullptr) api.clReleaseMemObject(memory_);
-    if (is_out_of_memory(result) || result == ClResult::map_failure)
+    if (is_out_of_memory(result))
         throw Error(Errc::out_of_memory, "the device " + safemap::quoted(context_->name()) +
                                              " has no host memory for a staging buffer of " + bytes_text(size) + ": " +
                                              text(result));

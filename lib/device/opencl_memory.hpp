@@ -27,6 +27,7 @@ public:
     std::uint64_t size() const noexcept override { return size_; }
     void* handle() const noexcept override { return memory_; }
     bool has_address() const noexcept override { return false; }
+    bool can_be_mapped() const noexcept override { return size_ > 0 && context_->has_unified_memory(); }
     ClMemory memory() const noexcept { return memory_; }
     const OpenclContext& context() const noexcept { return *context_; }
 

@@ -157,6 +157,31 @@ void OpenclQueue::wait_for(const DeviceEvent& event) {
     commands_.push_back(barrier);
 }
 
+std::span<std::byte> OpenclQueue::map(DeviceMemory& memory) {
+    context_->require_working();
+    const ClMemory buffer = opencl_memory(*context_, memory);
+    if (memory.size() == 0) return {};
+    ClResult result = ClResult::success;
+    // Not in this queue, whose copies may wait for kernels of callers.
+    void* const mapped =
+        context_->api().clEnqueueMapBuffer(context_->side_queue(), buffer, 1, cl_map_write_invalidate_region, 0,
+                                           memory.size(), 0, nullptr, nullptr, &result);
+    if (is_out_of_memory(result)) return {};
+    context_->check(result, "clEnqueueMapBuffer");
+    return {static_cast<std::byte*>(mapped), memory.size()};
+}
+
+void OpenclQueue::unmap(DeviceMemory& memory, std::span<std::byte> mapped) {
+    context_->require_working();
+    const ClMemory buffer = opencl_memory(*context_, memory);
+    if (mapped.empty()) return;
+    const std::lock_guard lock(mutex_);
+    const ClResult result = put([&](ClEvent* event) {
+        return context_->api().clEnqueueUnmapMemObject(queue_, buffer, mapped.data(), 0, nullptr, event);
+    });
+    context_->check(result, "clEnqueueUnmapMemObject");
+}
+
 void OpenclQueue::drain() noexcept {
     // A failed device, too: copies can be in progress if the failure was another one. A child has no queue.
     if (context_->is_child()) return;

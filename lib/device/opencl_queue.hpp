@@ -57,6 +57,8 @@ public:
     void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) override;
     std::shared_ptr<DeviceEvent> record() override;
     void wait_for(const DeviceEvent& event) override;
+    std::span<std::byte> map(DeviceMemory& memory) override;
+    void unmap(DeviceMemory& memory, std::span<std::byte> mapped) override;
     void drain() noexcept override;
 
 private:

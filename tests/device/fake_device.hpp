@@ -35,10 +35,11 @@ public:
     }
 
     // Behaviour, set by tests.
+    std::atomic<bool> maps = false;  ///< memory can be mapped
     std::atomic<int> copy_microseconds = 0;
     std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<bool> full = false;                  ///< every allocation fails
-    std::atomic<std::int64_t> fail_copy = -1;        ///< a copy that is refused
+    std::atomic<std::int64_t> fail_copy = -1;        ///< a copy, or a call of map() or unmap(), that is refused
     std::atomic<std::int64_t> fail_device = -1;      ///< a copy that was queued, and with which the device fails
     std::atomic<std::int64_t> fail_staging = -1;
     /// One event fails to report its state after so many more successful reports; -1: none.
@@ -63,12 +64,16 @@ public:
     std::atomic<std::uint64_t> staging = 0;
     std::atomic<std::uint64_t> copies = 0;
     std::atomic<std::uint64_t> waits = 0;  ///< calls of wait_for()
+    std::atomic<std::uint64_t> mappings = 0;
+    std::atomic<bool> used_while_mapped = false;  ///< true if mapped memory was used, or memory in use was mapped
 
     const std::string& name() const noexcept override { return name_; }
     std::uint64_t free_memory() const override { return 1'000'000; }
 
     /// Returns true if the caller of this device kept all of its rules.
-    bool was_used_well() const { return !staging_was_touched && !copied_outside && !freed_during_copy; }
+    bool was_used_well() const {
+        return !staging_was_touched && !copied_outside && !freed_during_copy && !used_while_mapped;
+    }
 
     std::shared_ptr<safemap::DeviceMemory> allocate(std::uint64_t size) override {
         if (full || fail_allocation.fetch_sub(1) == 0)
@@ -124,6 +129,7 @@ public:
     void copy_to_host(std::span<std::byte> to, const safemap::DeviceMemory& from, std::uint64_t offset) override {
         const auto& contents = *static_cast<const Memory&>(from).contents;
         const std::lock_guard lock(contents.mutex);
+        if (contents.mapped) used_while_mapped = true;
         std::copy_n(contents.bytes.begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
     }
 
@@ -133,6 +139,7 @@ private:
         explicit Contents(std::uint64_t size) : bytes(size) {}
         std::vector<std::byte> bytes;
         std::atomic<int> copies = 0;  // not done yet
+        std::atomic<bool> mapped = false;
         mutable std::mutex mutex;
     };
     struct Memory final : safemap::DeviceMemory {
@@ -143,12 +150,13 @@ private:
             }
         }
         ~Memory() override {
-            if (contents->copies > 0) device.freed_during_copy = true;
+            if (contents->copies > 0 || contents->mapped) device.freed_during_copy = true;
             device.allocated -= contents->bytes.size();
         }
         std::uint64_t size() const noexcept override { return contents->bytes.size(); }
         void* handle() const noexcept override { return const_cast<Memory*>(this); }
         bool has_address() const noexcept override { return false; }
+        bool can_be_mapped() const noexcept override { return device.maps && size() > 0; }
 
         FakeDevice& device;
         const std::shared_ptr<Contents> contents;
@@ -192,13 +200,14 @@ private:
         mutable std::condition_variable changed;
         bool is_done = false;
     };
-    /// An entry of the queue: a copy, an event to finish, or one to wait for.
+    /// An entry of the queue: a copy, the end of a mapping, an event to finish, or one to wait for.
     struct Copy {
         std::shared_ptr<Contents> to;
         const safemap::StagingBuffer* from = nullptr;
         safemap::RowCopy rows = {};
         std::vector<std::byte> expected = {};  // all rows, without gaps
         bool fails = false;
+        bool unmaps = false;
         std::shared_ptr<Event> event = {};
         std::shared_ptr<const Event> until = {};
     };
@@ -245,12 +254,38 @@ private:
             wait.until = dynamic_cast<const Event&>(event).shared_from_this();
             device_.push(std::move(wait));
         }
+        std::span<std::byte> map(safemap::DeviceMemory& memory) override {
+            refuse_some();
+            Contents& contents = *static_cast<Memory&>(memory).contents;
+            if (contents.copies > 0 || contents.mapped.exchange(true)) device_.used_while_mapped = true;
+            ++device_.mappings;
+            return contents.bytes;
+        }
+        void unmap(safemap::DeviceMemory& memory, std::span<std::byte> mapped) override {
+            const auto& contents = static_cast<Memory&>(memory).contents;
+            if (!contents->mapped || mapped.data() != contents->bytes.data()) device_.used_while_mapped = true;
+            try {
+                refuse_some();
+            } catch (...) {
+                contents->mapped = false;  // nothing waits for it
+                throw;
+            }
+            Copy end;
+            end.to = contents;
+            end.unmaps = true;
+            device_.push(std::move(end));
+        }
         void drain() noexcept override {
             std::unique_lock lock(device_.mutex_);
             device_.changed_.wait(lock, [&] { return device_.queue_.empty() && !device_.copying_; });
         }
 
     private:
+        void refuse_some() const {
+            require_alive(*device_.failed_);
+            if (device_.fail_copy.fetch_sub(1) == 0)
+                throw safemap::Error(safemap::Errc::io_error, "the mapping was refused");
+        }
         FakeDevice& device_;
     };
 
@@ -312,10 +347,16 @@ private:
     void perform(Copy& copy) {
         if (copy.event) return copy.event->finish();
         if (copy.until) return copy.until->wait_to_end();
+        if (copy.unmaps) {
+            copy.to->mapped = false;
+            --copy.to->copies;
+            return;
+        }
         if (*failed_) {
             --copy.to->copies;
             return;
         }
+        if (copy.to->mapped) used_while_mapped = true;
         if (copy.fails) *failed_ = true;
         if (copy_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(copy_microseconds));
         const std::vector<std::byte> now = bytes_of(copy);

@@ -362,6 +362,50 @@ TEST_CASE("OpenCL: bundles arrive through a cache, whole and in the memory that 
     for (std::size_t i = 0; i < tensors.size(); ++i) CHECK(read_back(*device, held[i]) == value_of(tensors[i]));
 }
 
+TEST_CASE("OpenCL: files are read into the memory of a bundle where the device uses the memory of the host") {
+    if (!available()) return;
+    const auto device = Device::open("opencl");
+    if (!device->allocate(1)->can_be_mapped()) return;
+    const Counted source(6, 20_MiB);
+    const CacheFixture cache(device, 40_MiB);
+    const BundlePtr large = cache.bundle(source.tensor("large", safemap::Dtype::u8, {20_MiB}));
+    for (int i = 0; i < 3; ++i) {
+        const Held held = cache.acquire(large);
+        CHECK(read_back(*device, held[0]) == value_of(source.tensor("large", safemap::Dtype::u8, {20_MiB})));
+        CHECK_FALSE(cache.try_acquire(large)->tensors().empty());
+        cache.evict(large);
+    }
+    CHECK(cache.stats().peak_staging_bytes == 0);
+    // Small bundles share memory, which is in use while others arrive.
+    const BundlePtr small = cache.bundle(source.tensor("small", safemap::Dtype::u8, {1000}));
+    const Held held = cache.acquire(small);
+    CHECK(read_back(*device, held[0]) == value_of(source.tensor("small", safemap::Dtype::u8, {1000})));
+    CHECK(cache.stats().peak_staging_bytes > 0);
+}
+
+TEST_CASE("OpenCL: memory is mapped, written and seen by the device, and other memory is refused") {
+    if (!available()) return;
+    const auto device = Device::open("opencl");
+    const auto memory = device->allocate(5000);
+    auto& queue = device->queue(Lane::bulk);
+    const Data bytes = random_bytes(5000, 3);
+    for (int i = 0; i < 2; ++i) {
+        fill(*device, *memory, std::byte{9});
+        const auto mapped = queue.map(*memory);
+        REQUIRE(mapped.size() == 5000);
+        std::copy(bytes.begin(), bytes.end(), mapped.begin());
+        queue.unmap(*memory, mapped);
+        queue.record()->wait();
+        CHECK(bytes_of(*device, *memory) == bytes);
+    }
+    const auto other = Device::open("host")->allocate(100);
+    CHECK_FAULT(queue.map(*other), Errc::invalid_argument);
+    CHECK_FAULT(queue.unmap(*other, other->host_bytes()), Errc::invalid_argument);
+    CHECK(queue.map(*device->allocate(0)).empty());
+    CHECK_FAULT(Device::open("host")->queue(Lane::bulk).map(*other), Errc::invalid_argument);
+    CHECK_FAULT(Device::open("host")->queue(Lane::bulk).unmap(*other, {}), Errc::invalid_argument);
+}
+
 TEST_CASE("OpenCL: a bundle takes the memory of another one after the caller's kernel has read that") {
     if (!available()) return;
     const Caller caller;

@@ -74,6 +74,10 @@ std::vector<std::byte> use(Device& device, const Caller& caller) {
     const auto event = queue.record();
     device.make_wait(caller.stream(), *event);
     event->wait();
+    const auto mapped = queue.map(*memory);
+    std::fill(mapped.begin(), mapped.end(), std::byte{5});
+    queue.unmap(*memory, mapped);
+    queue.record()->wait();
     return bytes_of(device, *device.borrow(memory->handle(), memory->size()));
 }
 

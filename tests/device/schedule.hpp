@@ -24,6 +24,7 @@ enum class Fails : std::uint8_t { nothing, reads, copies, allocations };
 struct Schedule {
     std::uint64_t budget = 40'000;
     bool staged = false;
+    bool mapped = false;
     Fails fails = Fails::nothing;
     unsigned caches = 1;
 };
@@ -39,8 +40,9 @@ struct ScheduleGround {
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
     ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
-        if (schedule.staged) {
+        if (schedule.staged || schedule.mapped) {
             device = fake = std::make_shared<FakeDevice>();
+            fake->maps = schedule.mapped;
             fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
         }
         const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};

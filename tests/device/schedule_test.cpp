@@ -265,42 +265,63 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     const std::uint64_t allocations = world.fake->allocations;
     CHECK(world.fake->peak <= schedule.budget);
     CHECK(world.fake->allocated == 0);
+    CAPTURE(world.fake->staging_was_touched.load());
+    CAPTURE(world.fake->copied_outside.load());
+    CAPTURE(world.fake->freed_during_copy.load());
+    CAPTURE(world.fake->used_while_mapped.load());
     CHECK(world.fake->was_used_well());
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK(world.fake->allocations == allocations);
 }
 
+Schedule with_budget(Schedule schedule, std::uint64_t budget) {
+    schedule.budget = budget;
+    return schedule;
+}
+
 /// Runs schedules with a small budget, and with one in which small groups share blocks.
-void run_schedules(bool staged, Fails fails, unsigned caches = 1) {
+void run_schedules(const Schedule& wanted) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, 2_MiB}) {
         CAPTURE(budget);
         for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(16)); ++i)
-            run_schedule({.budget = budget, .staged = staged, .fails = fails, .caches = caches}, first + i);
+            run_schedule(with_budget(wanted, budget), first + i);
     }
 }
 
 }  // namespace
 
-TEST_CASE("random schedules on the host") { run_schedules(false, Fails::nothing); }
+TEST_CASE("random schedules on the host") { run_schedules({}); }
 
-TEST_CASE("random schedules through staging buffers") { run_schedules(true, Fails::nothing); }
+TEST_CASE("random schedules through staging buffers") { run_schedules({.staged = true}); }
 
-TEST_CASE("random schedules with reads that fail on the host") { run_schedules(false, Fails::reads); }
+TEST_CASE("random schedules in mapped memory") { run_schedules({.mapped = true}); }
 
-TEST_CASE("random schedules with reads that fail through staging buffers") { run_schedules(true, Fails::reads); }
+TEST_CASE("random schedules with reads that fail on the host") { run_schedules({.fails = Fails::reads}); }
 
-TEST_CASE("random schedules with copies that fail") { run_schedules(true, Fails::copies); }
+TEST_CASE("random schedules with reads that fail through staging buffers") {
+    run_schedules({.staged = true, .fails = Fails::reads});
+}
 
-TEST_CASE("random schedules with allocations that fail") { run_schedules(true, Fails::allocations); }
+TEST_CASE("random schedules with copies that fail") { run_schedules({.staged = true, .fails = Fails::copies}); }
+
+TEST_CASE("random schedules with allocations that fail") {
+    run_schedules({.staged = true, .fails = Fails::allocations});
+}
+
+TEST_CASE("random schedules in mapped memory, with reads, mappings and allocations that fail") {
+    for (const Fails fails : {Fails::reads, Fails::copies, Fails::allocations})
+        run_schedules({.mapped = true, .fails = fails});
+}
 
 TEST_CASE("random schedules on caches that share a budget") {
-    run_schedules(false, Fails::nothing, 2);
-    run_schedules(true, Fails::nothing, 3);
+    run_schedules({.caches = 2});
+    run_schedules({.staged = true, .caches = 3});
 }
 
 TEST_CASE("random schedules on caches that share a budget, with reads, copies and allocations that fail") {
-    for (const Fails fails : {Fails::reads, Fails::copies, Fails::allocations}) run_schedules(true, fails, 2);
+    for (const Fails fails : {Fails::reads, Fails::copies, Fails::allocations})
+        run_schedules({.staged = true, .fails = fails, .caches = 2});
 }
 
 TEST_CASE("kept tensors arrive again only after they were evicted") {
