@@ -9,7 +9,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 #include "state/names.hpp"
 
 #include <safemap/error.hpp>
@@ -62,7 +62,7 @@ const StateTree::Sequence* list_at(const StateTree& tree, NodeId node) {
 }
 
 /// Cuts `flat` into the parameters of a group.
-Named parameters_in(const FlatGroup& group, const LazyTensor& flat, const RankSources& sources) {
+Named parameters_in(const FlatGroup& group, const LazyTensor& flat, const PartSources& sources) {
     Named out;
     for (const FlatParameter& one : group.parameters) {
         const std::vector<FlatPart> parts(1, {0, one.numel, &flat, one.offset});
@@ -82,7 +82,7 @@ void check_flat(const Manifest& manifest, const FlatGroup& group, Dtype dtype, s
 
 /// Joins the pieces of a flat tensor that the ranks hold as plain tensors: chunks, of which the last may be padded.
 LazyTensor joined_pieces(const Manifest& manifest, const FlatGroup& group, const std::vector<LazyTensor>& pieces,
-                         const RankSources& sources) {
+                         const PartSources& sources) {
     const std::uint64_t size = group.numel / pieces.size() + (group.numel % pieces.size() != 0 ? 1 : 0);
     std::vector<FlatPart> parts;
     std::uint64_t first = 0;
@@ -210,7 +210,7 @@ struct RankChunk {
 
 /// Adds the parameters of one kind of a layer.
 void add_chunked(const Manifest& manifest, const ChunkedLayer::Chunk& said, const std::vector<RankChunk>& chunks,
-                 const RankSources& sources, Named& out) {
+                 const PartSources& sources, Named& out) {
     const std::uint64_t numel = said.numel();
     if (said.size < numel / chunks.size() + (numel % chunks.size() != 0 ? 1 : 0))
         fail(manifest, "chunks of " + std::to_string(said.size) + " elements from " + std::to_string(chunks.size()) +

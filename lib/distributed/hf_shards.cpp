@@ -8,7 +8,7 @@
 #include "base/checked.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
 #include "state/folder_shape.hpp"

@@ -6,7 +6,7 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/values.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 
 #include <safemap/error.hpp>
 
@@ -179,7 +179,7 @@ std::uint64_t ranks_wanted(const OlmoRank& rank) {
 }
 
 StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks) {
-    RankSources sources;
+    PartSources sources;
     const std::vector<OlmoParameter>& parameters = ranks.front().parameters;
     std::vector<std::vector<FlatPart>> parts(parameters.size());
     std::vector<Dtype> dtypes(parameters.size(), Dtype::f32);

@@ -6,7 +6,7 @@
 #include "distributed/rank_names.hpp"
 #include "distributed/rank_share.hpp"
 #include "distributed/rank_skeleton.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 #include "state/contents.hpp"
 
 #include <safemap/lazy_tensor.hpp>
@@ -58,7 +58,7 @@ public:
     void each_replica(const std::function<void(const state::Replica&)>& visit) const;
     /// Returns the tensors of all ranks under the name of number i of the skeleton, for tensors in pieces.
     std::vector<LazyTensor> pieces(std::size_t i) const;
-    const RankSources& sources() const noexcept { return sources_; }
+    const PartSources& sources() const noexcept { return sources_; }
 
 private:
     /// A part of a whole tensor: what one rank has of it.
@@ -97,7 +97,7 @@ private:
     std::vector<bool> second_order_ = {};    ///< tensors that are cut in the second of two ways
     std::vector<std::size_t> same_as_ = {};  ///< the first tensor with the same parts
     std::vector<LazyTensor> made_ = {};
-    RankSources sources_ = {};
+    PartSources sources_ = {};
     mutable std::atomic<std::uint64_t> pieces_left_ = 0;
 };
 

@@ -16,7 +16,7 @@
 #include "distributed/dcp_metadata.hpp"
 #include "distributed/dcp_tree.hpp"
 #include "distributed/found_globals.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 #include "state/folder_shape.hpp"
 #include "torch/parts.hpp"
 
@@ -108,7 +108,7 @@ private:
     // Tensors.
 
     void make_tensors() {
-        RankSources sources;
+        PartSources sources;
         for (const auto& source : items_.sources)
             if (source) sources.add(source);
         static_cast<void>(sources.table());  // made before threads share it
@@ -129,7 +129,7 @@ private:
             if (error) faults_.fault(std::move(with_hint(*error)));
     }
 
-    LazyTensor tensor_of(const DcpEntry& entry, const RankSources& sources) const {
+    LazyTensor tensor_of(const DcpEntry& entry, const PartSources& sources) const {
         std::vector<Part> parts;
         parts.reserve(entry.item_count);
         for (std::size_t k = 0; k < entry.item_count; ++k) {

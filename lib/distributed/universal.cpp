@@ -115,7 +115,7 @@ public:
             throw Error(Errc::piece_mismatch, "the file of a parameter holds the shape " + to_string(tensor.shape()) +
                                                   "; param_shapes has " + to_string(wanted->second))
                 .with_tensor(parameter);
-        RankSources sources;
+        PartSources sources;
         sources.add(tensor);
         const FlatPart part{0, tensor.element_count(), &tensor, 0};
         return whole(parameter, tensor.dtype(), wanted->second, {&part, 1}, sources);
@@ -194,7 +194,7 @@ std::vector<std::string> trained(const std::vector<ModelFile>& models) {
 Gathered listed(const std::vector<ModelFile>& models, std::vector<Weight> masters, const UniversalInfo* info) {
     std::map<std::uint32_t, RankSet> sets;
     for (const ModelFile& model : models) sets[model.model_rank].models.push_back(model);
-    RankSources sources;
+    PartSources sources;
     for (const auto& each : sets) add_sources(each.second, sources);
     if (sets.size() == 1) return list_weights(sets.begin()->second, sources, std::move(masters));
     // The masters are whole already; the rest is in slices.

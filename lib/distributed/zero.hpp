@@ -10,7 +10,7 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 #include "state/contents.hpp"
 
 #include <safemap/lazy_tensor.hpp>

@@ -112,7 +112,7 @@ std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
 /// Makes tensors of the runs of a parameter.
 class ParameterMaker {
 public:
-    ParameterMaker(const RankSet& set, const RankSources& sources, bool optimizer) : set_(set), sources_(sources) {
+    ParameterMaker(const RankSet& set, const PartSources& sources, bool optimizer) : set_(set), sources_(sources) {
         if (optimizer)
             for (std::size_t group = 0; group < set.optimizers.front().masters.size(); ++group)
                 names_.push_back(names_of_state(set, group));
@@ -163,7 +163,7 @@ private:
     }
 
     const RankSet& set_;
-    const RankSources& sources_;
+    const PartSources& sources_;
     std::vector<std::vector<StateName>> names_ = {};  ///< names of the state, by group
 };
 
@@ -237,7 +237,7 @@ void require_shapes(const ModelFile& file) {
 }
 
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
-std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
+std::vector<Weight> frozen_weights(const RankSet& set, const PartSources& sources) {
     const ModelFile& first = set.models.front();
     if (set.stage() != 3) return whole_frozen(first);
     std::vector<Weight> frozen;
@@ -517,7 +517,7 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
 
 }  // namespace
 
-Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options) {
+Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOptions& options) {
     if (ranks.stage() == 0) return gather_module(ranks);
     const ParameterMaker maker(ranks, sources, options.optimizer);
     if (options.optimizer) check_steps(ranks);
@@ -562,7 +562,7 @@ Gathered gather_unnamed(const RankSet& set) {
     return out;
 }
 
-Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vector<Weight> masters) {
+Gathered list_weights(const RankSet& ranks, const PartSources& sources, std::vector<Weight> masters) {
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));
@@ -571,7 +571,7 @@ Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vec
 
 Gathered gather_module(const RankSet& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
 
-void add_sources(const RankSet& ranks, RankSources& sources) {
+void add_sources(const RankSet& ranks, PartSources& sources) {
     for (const OptimizerFile& file : ranks.optimizers) {
         for (const LazyTensor& master : file.masters) sources.add(master);
         for (const Named& group : file.state)

@@ -44,10 +44,10 @@ void compare_sets(const RankSet& first, const RankSet& set);
 /// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
 /// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
 /// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.
-Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options);
+Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOptions& options);
 
 /// Returns masters that are whole already, and what has no master, in the order of the module.
-Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vector<Gathered::Weight> masters);
+Gathered list_weights(const RankSet& ranks, const PartSources& sources, std::vector<Gathered::Weight> masters);
 
 /// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
 Gathered gather_module(const RankSet& ranks);
@@ -60,6 +60,6 @@ Gathered gather_unnamed(const RankSet& ranks);
 std::vector<std::string> state_names(const RankSet& ranks);
 
 /// Adds the sources of all tensors that gather() makes pieces of.
-void add_sources(const RankSet& ranks, RankSources& sources);
+void add_sources(const RankSet& ranks, PartSources& sources);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

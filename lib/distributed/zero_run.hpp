@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 struct ZeroRun {
     ZeroFiles files = {};
     std::vector<RankSet> sets = {};  ///< by model rank
-    RankSources sources = {};
+    PartSources sources = {};
     std::optional<UniversalInfo> info = {};  ///< how slices of tensor parallelism are merged
     std::uint64_t tensor_ranks = 1;          ///< model ranks of one stage of a pipeline
 

@@ -1,5 +1,6 @@
-// Whole tensors out of the parts that many files hold. This is the only place that makes a tensor of the pieces of
-// several files, and the only one that decides whether parts fit together.
+// Whole tensors out of parts: those that the files of many ranks hold, or regions that one rank needs of a tensor. This
+// is the only place that makes a tensor of the pieces of others, and the only one that decides whether parts fit
+// together.
 #pragma once
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -13,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI {
 
-/// The region of the whole tensor that begins at `start` is `value`, a tensor of one file.
+/// The region of the whole tensor that begins at `start` is `value`.
 struct Part {
     Shape start;
     LazyTensor value;
@@ -29,8 +30,8 @@ struct FlatPart {
     std::uint64_t from = 0;
 };
 
-/// The sources of all ranks, numbered once: tensors that are made with it share one table.
-class RankSources {
+/// The sources of all parts, numbered once: tensors that are made with it share one table.
+class PartSources {
 public:
     /// Adds a source, or those that hold elements of `value`. No tensor may have been made yet.
     void add(const std::shared_ptr<const Source>& source);
@@ -58,10 +59,10 @@ private:
 ///
 /// Linear in the number of pieces for parts in ascending order.
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
-                 const RankSources& sources);
+                 const PartSources& sources);
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
-                 const RankSources& sources);
+                 const PartSources& sources);
 /// Makes a table of sources for this tensor alone.
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts);
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,6 +1,6 @@
 // Tests tensors that are made of the parts of many files: every error with its file and element, and random partitions
 // whose elements are compared with those that were cut.
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
@@ -17,10 +17,6 @@
 #include <vector>
 
 using namespace safemap;
-using distributed::FlatPart;
-using distributed::Part;
-using distributed::RankSources;
-using distributed::whole;
 
 namespace {
 
@@ -81,7 +77,7 @@ struct Flat {
     std::vector<FlatPart> parts = {};  ///< in ascending order
 
     LazyTensor made(std::vector<FlatPart> of) const {
-        RankSources sources;
+        PartSources sources;
         for (const auto& value : values) sources.add(*value);
         return whole("flat", Dtype::u32, {numbers.size()}, of, sources);
     }
@@ -187,7 +183,7 @@ TEST_CASE("flat parts: values that do not fit the tensor are refused with their 
     const LazyTensor floats("value", stored_run(Dtype::f32, {8}, file("rank1", counted(8)), 0));
     const LazyTensor halves("value", stored_run(Dtype::f16, {8}, file("rank1", counted(8)), 0));
     const LazyTensor nibbles("value", stored_run(Dtype::f4, {8}, file("rank1", counted(8)), 0));
-    RankSources sources;
+    PartSources sources;
     for (const LazyTensor* each : {&value, &other, &swapped_value, &floats, &halves, &nibbles}) sources.add(*each);
     const auto with = [&](FlatPart part, Dtype dtype = Dtype::u32) {
         const std::vector<FlatPart> parts = {{0, 8, &value, 0}, part};
@@ -215,7 +211,7 @@ TEST_CASE("flat parts: values that do not fit the tensor are refused with their 
 
 TEST_CASE("flat parts: scalars, and tensors without elements, which need no parts") {
     const LazyTensor value = one_run("rank0", {3}, counted(3, 7));
-    RankSources sources;
+    PartSources sources;
     sources.add(value);
     const std::vector<FlatPart> last = {{0, 1, &value, 2}};
     const LazyTensor scalar = whole("s", Dtype::u32, {}, last, sources);
@@ -223,7 +219,7 @@ TEST_CASE("flat parts: scalars, and tensors without elements, which need no part
     CHECK((numbers_of(scalar) == Numbers{9}));
     const std::vector<FlatPart> nothing = {{0, 0, nullptr, 0}, {5, 0, &value, 0}};
     CHECK(whole("e", Dtype::u32, {3, 0}, nothing, sources).element_count() == 0);
-    CHECK(whole("e", Dtype::u32, {0}, std::span<const FlatPart>(), RankSources()).shape() == Shape{0});
+    CHECK(whole("e", Dtype::u32, {0}, std::span<const FlatPart>(), PartSources()).shape() == Shape{0});
     CHECK_FAULT(whole("s", Dtype::u32, {}, nothing, sources), Errc::not_covered);
     CHECK_FAULT(whole("e", Dtype::u32, {0}, last, sources), Errc::piece_outside);
 }
@@ -231,7 +227,7 @@ TEST_CASE("flat parts: scalars, and tensors without elements, which need no part
 TEST_CASE("parts that follow each other in one file are one run, with a placement there") {
     const LazyTensor value = one_run("rank0", {10}, counted(10));
     const LazyTensor half = value.slice({{.start = 5}});
-    RankSources sources;
+    PartSources sources;
     sources.add(value);
     const std::vector<FlatPart> parts = {{0, 2, &value, 3}, {2, 3, &half, 0}, {5, 2, &value, 8}};
     const LazyTensor made = whole("w", Dtype::u32, {7}, parts, sources);
@@ -487,7 +483,7 @@ TEST_CASE("the sources of tensors are numbered once, in time linear in their pie
                                      {{0, 2}, transposed("right", {2, 2}, counted(4), {})}};
     const LazyTensor boxed = whole("w", Dtype::u32, {2, 4}, boxes);
     const LazyTensor empty = one_run("nothing", {0}, {});
-    RankSources sources;
+    PartSources sources;
     for (const LazyTensor* each : {&several, &boxed, &several, &empty, &boxed}) sources.add(*each);
     sources.add(several.slice({{.start = 3}}));
     const SourceTable& table = *sources.table();

@@ -1,6 +1,6 @@
 // Checks that parts make up a tensor, and turns them into pieces: runs if every part is a row of the whole or flat,
 // boxes otherwise.
-#include "distributed/whole.hpp"
+#include "lazy/whole.hpp"
 
 #include "base/checked.hpp"
 #include "base/faults.hpp"
@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -75,7 +75,7 @@ template <class Visit> void in_order(std::span<const FlatPart> parts, Visit&& vi
 /// Makes the runs of a tensor of flat parts.
 class FlatWhole {
 public:
-    FlatWhole(Dtype dtype, std::uint64_t elements, const RankSources& sources)
+    FlatWhole(Dtype dtype, std::uint64_t elements, const PartSources& sources)
         : dtype_(dtype), elements_(elements), sources_(sources) {}
 
     void add(const FlatPart& part) {
@@ -152,7 +152,7 @@ private:
 
     Dtype dtype_;
     std::uint64_t elements_;
-    const RankSources& sources_;
+    const PartSources& sources_;
     std::optional<Decoding> decoding_ = {};
     std::uint64_t covered_ = 0;
     const LazyTensor* last_value_ = nullptr;
@@ -160,7 +160,7 @@ private:
 };
 
 LazyTensor flat_whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
-                      const RankSources& sources) {
+                      const PartSources& sources) {
     FlatWhole made(dtype, elements_of(dtype, shape), sources);
     in_order(parts, [&](const FlatPart& part) { made.add(part); });
     made.require_all();
@@ -233,7 +233,7 @@ bool is_rows(const Part& part, const Shape& shape) {
 }
 
 LazyTensor whole_of_rows(std::string name, Dtype dtype, const Shape& shape, const std::vector<const Part*>& parts,
-                         std::uint64_t elements, const RankSources& sources) {
+                         std::uint64_t elements, const PartSources& sources) {
     const std::uint64_t row = shape[0] == 0 ? 0 : elements / shape[0];
     std::vector<FlatPart> flat;
     flat.reserve(parts.size());
@@ -257,7 +257,7 @@ LazyTensor whole_of_packed(std::string name, Dtype dtype, const Shape& shape, co
 /// Makes boxes of a part, whose elements may be in several runs.
 class Boxes {
 public:
-    Boxes(const Shape& shape, const RankSources& sources) : rank_(shape.size()), sources_(sources) {}
+    Boxes(const Shape& shape, const PartSources& sources) : rank_(shape.size()), sources_(sources) {}
 
     void add(const Part& part) {
         const StoredTensor& stored = *part.value.stored();
@@ -356,12 +356,12 @@ private:
     }
 
     std::size_t rank_;
-    const RankSources& sources_;
+    const PartSources& sources_;
     std::vector<IndexedBox> boxes_ = {};
 };
 
 LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
-                          const RankSources& sources) {
+                          const PartSources& sources) {
     const std::uint64_t elements = elements_of(dtype, shape);
     std::vector<const Part*> kept;
     std::optional<Decoding> decoding;
@@ -385,39 +385,39 @@ LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std
 
 }  // namespace
 
-void RankSources::add(const std::shared_ptr<const Source>& source) {
+void PartSources::add(const std::shared_ptr<const Source>& source) {
     if (numbers_.try_emplace(source.get(), static_cast<std::uint32_t>(sources_.size())).second)
         sources_.push_back(source);
 }
 
-void RankSources::add(const LazyTensor& value) {
+void PartSources::add(const LazyTensor& value) {
     const StoredTensor& stored = *value.stored();
     stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t) { add(stored.shared_source(piece.source)); });
 }
 
-const std::shared_ptr<const SourceTable>& RankSources::table() const {
+const std::shared_ptr<const SourceTable>& PartSources::table() const {
     if (!table_) table_ = std::make_shared<const SourceTable>(sources_);
     return table_;
 }
 
-std::uint32_t RankSources::number(const Source& source) const { return numbers_.at(&source); }
+std::uint32_t PartSources::number(const Source& source) const { return numbers_.at(&source); }
 
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
-                 const RankSources& sources) {
+                 const PartSources& sources) {
     const std::string about = name;
     return about_tensor(about, [&] { return flat_whole(std::move(name), dtype, shape, parts, sources); });
 }
 
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
-                 const RankSources& sources) {
+                 const PartSources& sources) {
     const std::string about = name;
     return about_tensor(about, [&] { return whole_of_boxes(std::move(name), dtype, shape, parts, sources); });
 }
 
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
-    RankSources sources;
+    PartSources sources;
     for (const Part& part : parts) sources.add(part.value);
     return whole(std::move(name), dtype, shape, parts, sources);
 }
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI
