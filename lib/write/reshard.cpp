@@ -3,6 +3,7 @@
 
 #include <safemap/advanced/dtypes.hpp>
 
+#include "base/chunks.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/sharding_info.hpp"
 #include "tensor/raw_dtype.hpp"
@@ -15,24 +16,13 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-/// A tensor that is cut: slices of `length`, except the last.
-struct Cutting {
-    std::uint64_t size = 0;    // size of the dimension; 0 if the tensor is not cut
-    std::uint64_t length = 0;  // size of a slice
-
-    std::uint64_t start(std::uint32_t rank) const noexcept {
-        // rank * length does not overflow where it is below the size.
-        return length != 0 && rank > (size - 1) / length ? size : rank * length;
-    }
-};
-
-Cutting cutting_of(const LazyTensor& tensor, std::uint32_t ranks, std::uint32_t dimension) {
+/// Returns the size of the dimension that is cut; 0 if the tensor is not cut.
+std::uint64_t size_to_cut(const LazyTensor& tensor, std::uint32_t dimension) {
     const Shape& shape = tensor.shape();
-    if (dimension >= shape.size() || tensor.element_count() == 0 || !whole_bytes(tensor.stored()->dtype())) return {};
+    if (dimension >= shape.size() || tensor.element_count() == 0 || !whole_bytes(tensor.stored()->dtype())) return 0;
     const std::uint64_t size = shape[dimension];
     // Slices count in 64 bits with a sign.
-    if (size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) return {};
-    return {size, size / ranks + (size % ranks == 0 ? 0 : 1)};
+    return size > std::uint64_t{std::numeric_limits<std::int64_t>::max()} ? 0 : size;
 }
 
 LazyTensor slice_of(const LazyTensor& tensor, std::uint32_t dimension, std::uint64_t start, std::uint64_t stop) {
@@ -45,11 +35,11 @@ LazyTensor slice_of(const LazyTensor& tensor, std::uint32_t dimension, std::uint
 
 RankParts cut_for_ranks(std::span<const LazyTensor> tensors, std::span<const ChosenTensor> chosen, std::uint32_t ranks,
                         std::uint32_t dimension, const std::function<bool(const LazyTensor&)>& stays_whole) {
-    std::vector<Cutting> cuttings;
+    std::vector<std::uint64_t> sizes;
     for (const ChosenTensor& each : chosen) {
         const LazyTensor& tensor = tensors[each.number];
         const bool whole = stays_whole(tensor) || !whole_bytes(each.dtype) || !in_safetensors(each.dtype);
-        cuttings.push_back(whole ? Cutting() : cutting_of(tensor, ranks, dimension));
+        sizes.push_back(whole ? 0 : size_to_cut(tensor, dimension));
     }
     RankParts parts;
     const auto add = [&](LazyTensor tensor, std::uint32_t from, std::uint64_t start) {
@@ -60,9 +50,9 @@ RankParts cut_for_ranks(std::span<const LazyTensor> tensors, std::span<const Cho
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
         for (std::uint32_t i = 0; i < chosen.size(); ++i) {
             const LazyTensor& tensor = tensors[chosen[i].number];
-            const std::uint64_t start = cuttings[i].start(rank);
-            const std::uint64_t stop = cuttings[i].start(rank + 1);
-            if (cuttings[i].size == 0 || stop - start == cuttings[i].size) {
+            const std::uint64_t start = chunk_start(sizes[i], ranks, rank);
+            const std::uint64_t stop = chunk_start(sizes[i], ranks, rank + std::uint64_t{1});
+            if (stop - start == sizes[i]) {
                 if (rank == 0) add(tensor, i, 0);
             } else if (start < stop) {
                 add(slice_of(tensor, dimension, start, stop), i, start);
