@@ -18,6 +18,7 @@
 #include <safemap/open_options.hpp>
 #include <safemap/plan.hpp>
 #include <safemap/progress.hpp>
+#include <safemap/ranks.hpp>
 #include <safemap/save.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/shape.hpp>

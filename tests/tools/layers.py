@@ -39,7 +39,7 @@ OWNER = {
     'advanced/strides': 'tensor',
     'lazy_tensor': 'lazy', 'advanced/stored_tensor': 'lazy',
     'open_options': 'state', 'state_tree': 'state', 'training_layout': 'state', 'advanced/flatten': 'state',
-    'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'selection': 'checkpoint',
+    'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'ranks': 'checkpoint', 'selection': 'checkpoint',
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
