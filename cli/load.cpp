@@ -7,6 +7,7 @@
 
 #include <safemap/advanced/names.hpp>
 #include <safemap/advanced/text.hpp>
+#include <safemap/ranks.hpp>
 #include <safemap/uploader.hpp>
 
 #include <fmt/core.h>
@@ -70,12 +71,10 @@ std::string as_text(const LoadReport& report, const std::string& device) {
     return text + digests.text(unlimited_columns);  // shortened names could look the same
 }
 
-/// Returns the rows of a rank. A 0-d tensor is loaded by every rank.
-LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
-    if (tensor.shape().empty()) return tensor;
-    const Rows rows = rows_of(rank, tensor.shape()[0]);
-    const auto as_index = [](std::uint64_t row) { return static_cast<std::int64_t>(row); };
-    return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
+/// Returns the rows of a rank, split as torch.chunk splits. A 0-d tensor is loaded by every rank.
+std::vector<LazyTensor> rows_of(std::span<const LazyTensor> tensors, Rank rank) {
+    const RankRule rules[] = {{.names = "*", .split = RankRule::Split::column, .uneven = true}};
+    return tensors_of_rank(tensors, rules, rank);
 }
 
 /// Follows a plan, unless its bundles fit only one at a time. Then each is uploaded when it is needed.
@@ -162,8 +161,8 @@ private:
         Uploader uploader(device, chosen, options);
         LoadReport report{.tensors = chosen.size()};
         Progress progress{.stage = "loading", .bytes_total = chosen.total_bytes() * repeat_};
-        std::vector<LazyTensor> tensors;
-        for (const LazyTensor& tensor : chosen) tensors.push_back(rank_ ? slice_of(tensor, *rank_) : tensor);
+        std::vector<LazyTensor> tensors(chosen.begin(), chosen.end());
+        if (rank_) tensors = rows_of(tensors, *rank_);
         std::vector<std::string> digests(tensors.size());
 
         const Bundles bundles(uploader, tensors, options.device_budget);

@@ -176,12 +176,4 @@ Rank parse_rank(std::string_view text) {
     return {*rank, *of};
 }
 
-Rows rows_of(Rank rank, std::uint64_t rows) {
-    const std::uint64_t chunk = rows / rank.of + (rows % rank.of != 0 ? 1 : 0);
-    // No product exceeds `rows`, so nothing overflows. Ranks after the last chunk have no rows.
-    if (chunk == 0 || rank.rank > rows / chunk) return {rows, rows};
-    const std::uint64_t first = rank.rank * chunk;
-    return {first, first + std::min(chunk, rows - first)};
-}
-
 }  // namespace safemap::cli

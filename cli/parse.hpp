@@ -5,6 +5,7 @@
 #include <safemap/checkpoint.hpp>
 #include <safemap/digest.hpp>
 #include <safemap/dtype.hpp>
+#include <safemap/ranks.hpp>
 #include <safemap/save.hpp>
 
 #include <cstdint>
@@ -35,21 +36,7 @@ bool is_one_file(std::string_view out);
 /// Throws if OUT is not for safetensors: stdout, or a file of another format.
 void require_out(std::string_view out);
 
-/// A rank: number `rank` of `of` workers.
-struct Rank {
-    std::uint64_t rank = 0;
-    std::uint64_t of = 1;
-};
-
 /// Returns the rank of "3/8". The first rank is 0.
 Rank parse_rank(std::string_view text);
-
-/// The rows [first, last) of a rank.
-struct Rows {
-    std::uint64_t first = 0;
-    std::uint64_t last = 0;
-};
-/// Returns the rows of a rank out of `rows`, split as torch.chunk splits.
-Rows rows_of(Rank rank, std::uint64_t rows);
 
 }  // namespace safemap::cli

@@ -83,34 +83,11 @@ TEST_SUITE("parse") {
 
     TEST_CASE("a rank is below the number of ranks") {
         CHECK(parse_rank("0/1").of == 1);
-        CHECK(parse_rank("7/8").rank == 7);
+        CHECK(parse_rank("7/8").number == 7);
         for (const char* text : {"", "1", "8/8", "0/0", "-1/8", "1/", "/8", "1/8/8", "1 /8"}) {
             CAPTURE(text);
             CHECK_FAULT(parse_rank(text), Errc::invalid_argument);
         }
-    }
-
-    TEST_CASE("rows are split as by torch.chunk") {
-        const auto check = [](std::uint64_t rank, std::uint64_t of, std::uint64_t rows, std::uint64_t first,
-                              std::uint64_t last) {
-            CAPTURE(rank);
-            CAPTURE(rows);
-            const Rows cut = rows_of({rank, of}, rows);
-            CHECK(cut.first == first);
-            CHECK(cut.last == last);
-        };
-        // torch.arange(10).chunk(4): 3, 3, 3, 1
-        check(0, 4, 10, 0, 3);
-        check(2, 4, 10, 6, 9);
-        check(3, 4, 10, 9, 10);
-        // torch.arange(5).chunk(4): 2, 2, 1, and no fourth chunk
-        check(2, 4, 5, 4, 5);
-        check(3, 4, 5, 5, 5);
-        check(7, 8, 2, 2, 2);
-        check(0, 3, 0, 0, 0);
-        constexpr auto most = std::numeric_limits<std::uint64_t>::max();
-        check(most - 1, most, 3, 3, 3);
-        check(1, 2, most, most / 2 + 1, most);
     }
 }
 
