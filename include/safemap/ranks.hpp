@@ -75,7 +75,7 @@ struct RankRule {
 /// Returns the tensors of one rank, in the order of `tensors` and under their names. The first rule that matches a name
 /// counts. Reads nothing. Reading the results reads only the bytes of the rank, besides gaps of at most 8 KiB between
 /// them. A rank that has no index of an uneven dimension gets a tensor without elements. Equal tensors that are cut
-/// alike stay tied: an Uploader uploads them once.
+/// alike in one call stay tied: an Uploader uploads them once.
 ///
 /// The result may be cut again: first for the ranks of expert parallelism, then for those of tensor parallelism.
 ///
