@@ -44,6 +44,7 @@ bool there_and_back(const std::filesystem::path& file) {
     const TensorView view = checkpoint["w"].slice({{.start = 1}}).load();
     if (view.as<float>()[1] != 4 || !verify(file).ok()) return false;
     if (plan_load(checkpoint, expected_tensors(checkpoint)).tensors().size() != 1) return false;
+    if (tensors_of_rank(checkpoint, std::vector<RankRule>{{.names = "*"}}, {}).size() != 1) return false;
     if (!diff(checkpoint, checkpoint).equal() || digests(checkpoint).tensors[0].digest != digest(tensor)) return false;
 
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 4096});
