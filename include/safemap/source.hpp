@@ -99,6 +99,13 @@ public:
     /// Throws as read_at() does. By default, calls read_at() for each span; a file is read with few system calls. Bulk
     /// operations call this for tensors that are neighbours in the source.
     virtual void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const;
+    /// Does the same past the page cache (O_DIRECT): reads the bytes from the disk even if they are cached, and leaves
+    /// them uncached. Returns false if this source cannot do that, now or ever; then the contents of `into` are
+    /// undefined. What is not aligned as the disk wants it is read into `scratch` and copied: it has at least 64 KiB,
+    /// from a multiple of 4096 on. Throws as read_at() does. By default, returns false. Uploads call this for large
+    /// reads of a file, if that is faster.
+    virtual bool read_direct(std::uint64_t offset, std::span<const std::span<std::byte>> into,
+                             std::span<std::byte> scratch) const;
 };
 
 /// Returns a source over memory; `bytes.owner` lives as long as the source or a view of it.

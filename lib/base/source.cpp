@@ -80,6 +80,10 @@ void Source::read_scattered(std::uint64_t offset, std::span<const std::span<std:
     }
 }
 
+bool Source::read_direct(std::uint64_t, std::span<const std::span<std::byte>>, std::span<std::byte>) const {
+    return false;
+}
+
 std::shared_ptr<const Folder> Folder::folder(std::string_view) const { return nullptr; }
 std::string Folder::link_to_folder(const std::string&) const { return {}; }
 std::string Folder::other_kind(const std::string&) const { return {}; }

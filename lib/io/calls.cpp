@@ -9,7 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 namespace safemap::SAFEMAP_ABI::io {
@@ -32,6 +34,22 @@ int cachestat(int descriptor, Extent extent, std::uint64_t* pages) {
     const long result = ::syscall(number, descriptor, &range, &counts, 0U);
     *pages = counts.cached;
     return static_cast<int>(result);
+}
+
+// Reads the members of struct statx by their offsets: C libraries older than Linux 6.1 do not name them. Fails with
+// EOPNOTSUPP if the kernel or the file system does not tell.
+int direct_alignment(int descriptor, DirectAlignment* alignment) {
+    constexpr unsigned wanted = 0x2000;  // STATX_DIOALIGN
+    constexpr std::size_t place = 152;   // stx_dio_mem_align; stx_dio_offset_align follows
+    struct statx status = {};
+    static_assert(sizeof status == 256);
+    if (::statx(descriptor, "", AT_EMPTY_PATH, wanted, &status) != 0) return -1;
+    if ((status.stx_mask & wanted) == 0) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    std::memcpy(alignment, reinterpret_cast<const std::byte*>(&status) + place, sizeof *alignment);
+    return 0;
 }
 
 bool is_mount_root(int folder) {
@@ -84,6 +102,7 @@ Calls calls = {
     .mincore = ::mincore,
     .cachestat = cachestat,
     .fadvise = ::posix_fadvise,
+    .direct_alignment = direct_alignment,
     .descriptor_limit = descriptor_limit,
     .physical_memory = physical_memory,
     .boot_id = boot_id,

@@ -16,6 +16,12 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
+/// The alignment that O_DIRECT demands of a read, in bytes: powers of two.
+struct DirectAlignment {
+    std::uint32_t memory;  ///< the address is a multiple of this
+    std::uint32_t offset;  ///< the offset and the size are multiples of this
+};
+
 /// Function pointers with the signatures and the meaning of the Linux manual, section 2.
 struct Calls {
     int (*openat)(int folder, const char* name, int flags, mode_t mode);
@@ -45,6 +51,7 @@ struct Calls {
     int (*mincore)(void* address, std::size_t size, unsigned char* pages);
     int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< cached pages (since Linux 6.5)
     int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< returns the error number
+    int (*direct_alignment)(int descriptor, DirectAlignment* alignment);    ///< zeros: impossible (since Linux 6.1)
     std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
     std::uint64_t (*physical_memory)();                                     ///< in bytes
     std::string (*boot_id)();  ///< changes at each boot; empty if it is unknown

@@ -1,5 +1,6 @@
 // The Source that reads a file of the file system: by mapping it or by copying.
 #include "io/calls.hpp"
+#include "io/direct_file.hpp"
 #include "io/file_system.hpp"
 #include "io/mapping.hpp"
 #include "io/own_copy.hpp"
@@ -37,6 +38,10 @@ public:
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_.read_at(offset, into); }
     void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const override {
         file_.read_scattered(offset, into);
+    }
+    bool read_direct(std::uint64_t offset, std::span<const std::span<std::byte>> into,
+                     std::span<std::byte> scratch) const override {
+        return direct_.read(offset, into, scratch);
     }
     void require_unchanged() const override { file_.require_unchanged(); }
     std::string identity() const override { return lasting_text_of(file_.identity()); }
@@ -134,6 +139,7 @@ private:
     }
 
     File file_;
+    const DirectFile direct_{file_};
     const Mapping asked_;
     mutable std::mutex mutex_;  // guards the next two, and the creation of own_copy_
     mutable std::optional<std::uint32_t> file_system_;

@@ -190,7 +190,7 @@ std::span<std::byte> Blocks::gather(std::uint64_t i, const LazyTensor& tensor, G
         gatherer.add(tensor, tensor.dtype(), range(i).offset, bytes);
         gatherer.flush();
     } else {
-        gatherer.fill(tensor, box(i), bytes);
+        gatherer.fill(tensor, box(i), bytes, room);
     }
     return bytes;
 }

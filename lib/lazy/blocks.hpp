@@ -48,7 +48,7 @@ public:
     /// Returns the size of the i-th block in bytes.
     std::uint64_t size(std::uint64_t i) const;
     /// Reads the i-th block of `tensor`, which must be cut like this one, into the beginning of `buffer`. Returns the
-    /// filled part. `room` is for blocks that are ranges.
+    /// filled part.
     std::span<std::byte> gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
                                 std::span<std::byte> buffer, const GatherRoom& room = {}) const;
     /// Calls put() for each range of the value in the i-th block, as for_each_range() does.

@@ -6,7 +6,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-std::span<std::byte> Worker::buffer(std::size_t size) {
+std::span<std::byte> PageBuffer::get(std::size_t size) {
     if (size > size_) {
         memory_.reset(new (std::align_val_t{page}) std::byte[size]);
         size_ = size;

@@ -16,16 +16,13 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// The memory of one thread of a bulk operation.
-class Worker {
+/// Memory that begins at a page.
+class PageBuffer {
 public:
-    /// Alignment of the buffers, so that they can be written past the page cache.
     static constexpr std::size_t page = 4096;
 
-    /// Returns a buffer of `size` bytes, allocated on first use. A larger request than before loses the contents.
-    std::span<std::byte> buffer(std::size_t size);
-
-    Gatherer gatherer = {};
+    /// Returns `size` bytes, allocated on first use. A larger request than before loses the contents.
+    std::span<std::byte> get(std::size_t size);
 
 private:
     struct Free {
@@ -34,6 +31,25 @@ private:
     // Not a vector: that writes zeros into pages that the next read fills anyway.
     std::unique_ptr<std::byte[], Free> memory_ = {};
     std::size_t size_ = 0;
+};
+
+/// The memory of one thread of a bulk operation.
+class Worker {
+public:
+    /// Alignment of the buffers, so that they can be read and written past the page cache.
+    static constexpr std::size_t page = PageBuffer::page;
+    static constexpr std::size_t direct_bytes = std::size_t{2} << 20;
+
+    /// Returns a buffer of `size` bytes, allocated on first use. A larger request than before loses the contents.
+    std::span<std::byte> buffer(std::size_t size) { return buffer_.get(size); }
+    /// Returns another buffer, of direct_bytes, for Source::read_direct(). Allocated on first use.
+    std::span<std::byte> direct_buffer() { return direct_.get(direct_bytes); }
+
+    Gatherer gatherer = {};
+
+private:
+    PageBuffer buffer_;
+    PageBuffer direct_;
 };
 
 /// The workers of one parallel_for(). Up to twelve workers use 32 MiB in total, whatever they read.

@@ -253,6 +253,7 @@ public:
         jobs_.clear();
         drop_parts();
         watch_ = room.watch;
+        reader_ = room.reader;
         scratch_ = room.scratch;
         scratch_used_ = 0;
     }
@@ -487,7 +488,7 @@ private:
         const Source& source = *parts.front().source;
         try {
             // A source of the caller may not add its name to errors.
-            about_file([&] { return source.name(); }, [&] { read_.read(source); });
+            about_file([&] { return source.name(); }, [&] { read_.read(source, reader_); });
         } catch (Error& error) {
             if (error.code() != Errc::cancelled) find_unreadable(parts);
             error.with_tensor(tensor_of(parts.front()));
@@ -688,6 +689,7 @@ private:
     ScatteredRead read_;
     std::vector<std::byte> window_;
     const Watch* watch_ = nullptr;
+    SourceReader* reader_ = nullptr;
     std::span<std::byte> scratch_;  // for the stored elements of values that are cast
     std::size_t scratch_used_ = 0;
     std::vector<std::byte> raw_;  // the scratch if the caller gives none
@@ -742,8 +744,8 @@ void Gatherer::add_elements(const LazyTensor& view, unsigned width, std::uint64_
 
 void Gatherer::flush() { impl_->finish(); }
 
-void Gatherer::fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
-    begin();
+void Gatherer::fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out, const GatherRoom& room) {
+    begin(room);
     about_tensor(tensor.name(), [&] {
         require_inside(tensor, box, out.size());
         impl_->want(tensor, tensor.dtype(), nullptr);

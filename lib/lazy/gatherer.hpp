@@ -15,13 +15,23 @@ namespace safemap::SAFEMAP_ABI {
 
 class Watch;
 
-/// The means of a gather of several tensors.
+/// Reads in place of a Gatherer.
+class SourceReader {
+public:
+    virtual ~SourceReader() = default;
+    /// Does the same as source.read_scattered().
+    virtual void read(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into) = 0;
+};
+
+/// The means of a gather.
 struct GatherRoom {
     /// Memory for the stored elements of values that are cast. The more there is, the more of them are read together.
     /// If it is smaller than the Gatherer's own, the Gatherer uses its own.
     std::span<std::byte> scratch = {};
     /// Asked before each tensor and before each read whether to stop.
     const Watch* watch = nullptr;
+    /// Makes the reads. Without it, the Gatherer calls the sources.
+    SourceReader* reader = nullptr;
 };
 
 /// Reads values of any LazyTensor through buffers of a fixed size, allocated on first use. Each worker thread has its
@@ -58,7 +68,7 @@ public:
 
     // A gather of one part.
     /// Fills `out` with the box, row-major. `out` has exactly the size of the box.
-    void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out);
+    void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out, const GatherRoom& room = {});
     /// Fills `out` with the bytes [offset, offset + out.size()) of the row-major value.
     void fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out);
 

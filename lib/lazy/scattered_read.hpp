@@ -74,6 +74,12 @@ private:
     std::size_t pieces_ = 0;
 };
 
+/// Reads into one place or into several.
+inline void read_pieces(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into) {
+    if (into.size() == 1) source.read_at(offset, into.front());
+    else source.read_scattered(offset, into);
+}
+
 /// The pieces of memory that one read fills.
 class ScatteredRead {
 public:
@@ -97,9 +103,10 @@ public:
         extend_window(std::max(end_, part.end()));
         return filled_ - static_cast<std::size_t>(end_ - part.offset);
     }
-    void read(const Source& source) const {
-        if (pieces_.size() == 1) source.read_at(offset_, pieces_.front());
-        else source.read_scattered(offset_, pieces_);
+    /// Reads from the source, through `reader` if there is one.
+    void read(const Source& source, SourceReader* reader) const {
+        if (reader != nullptr) reader->read(source, offset_, pieces_);
+        else read_pieces(source, offset_, pieces_);
     }
 
 private:

@@ -122,6 +122,9 @@ private:
         calls.fadvise = [](int descriptor, off_t offset, off_t size, int advice) {
             return fails("fadvise") ? errno : current_->system_.fadvise(descriptor, offset, size, advice);
         };
+        calls.direct_alignment = [](int descriptor, safemap::io::DirectAlignment* alignment) {
+            return fails("direct_alignment") ? -1 : current_->system_.direct_alignment(descriptor, alignment);
+        };
         calls.fstatvfs = [](int descriptor, struct statvfs* status) {
             return fails("fstatvfs") ? -1 : current_->system_.fstatvfs(descriptor, status);
         };
