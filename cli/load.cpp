@@ -22,6 +22,8 @@
 namespace safemap::cli {
 namespace {
 
+double seconds_of(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
 struct LoadReport {
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;
@@ -31,7 +33,7 @@ struct LoadReport {
     std::vector<std::pair<std::string, std::string>> digests = {};  // in the order of the checkpoint
 
     double bytes_per_second() const { return seconds > 0 ? static_cast<double>(stats.uploaded_bytes) / seconds : 0; }
-    double stall_seconds() const { return std::chrono::duration<double>(stats.stalled).count(); }
+    double stall_seconds() const { return seconds_of(stats.stalled); }
 };
 
 JsonWriter as_json(const LoadReport& report, bool with_digests) {
@@ -46,6 +48,10 @@ JsonWriter as_json(const LoadReport& report, bool with_digests) {
     json.member("stall_seconds", report.stall_seconds());
     json.key("paths").begin_object();
     json.member("pread", report.stats.bytes_pread).member("direct", report.stats.bytes_direct);
+    json.end_object();
+    json.key("path_seconds").begin_object();
+    json.member("pread", seconds_of(report.stats.time_pread));
+    json.member("direct", seconds_of(report.stats.time_direct));
     json.end_object();
     if (with_digests) {
         json.key("digests").begin_object();

@@ -33,6 +33,9 @@ struct UploadOptions {
     /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 4. All uploaders of
     /// a process share their readers: there are as many as the uploader that asks for most.
     unsigned readers = 0;
+    /// If true, a large file on a local disk that is not in the page cache may be read past it (O_DIRECT): if its first
+    /// blocks come faster that way. Set it to false if other processes read the same files and want them cached.
+    bool direct_reads = true;
 };
 
 /// A tensor, and memory that takes its value, row-major, from `offset` on, bytes.
@@ -51,8 +54,11 @@ struct UploadStats {
     std::uint64_t peak_staging_bytes = 0;
     std::uint64_t evictions = 0;          ///< bundles evicted
     std::chrono::nanoseconds stalled{0};  ///< time in acquire() of tensors that were not resident
-    std::uint64_t bytes_pread = 0;        ///< bytes read through the page cache
-    std::uint64_t bytes_direct = 0;       ///< bytes read without the page cache; 0 at present
+    /// Bytes read through the page cache, or from other sources than files. Gaps between small parts are read, too.
+    std::uint64_t bytes_pread = 0;
+    std::uint64_t bytes_direct = 0;           ///< bytes read past the page cache (O_DIRECT)
+    std::chrono::nanoseconds time_pread{0};   ///< time that threads took to read bytes_pread, added up
+    std::chrono::nanoseconds time_direct{0};  ///< the same for bytes_direct
 };
 
 /// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device,

@@ -33,11 +33,12 @@ DeviceBudgetOptions own_budget(const UploadOptions& options) {
 
 }  // namespace
 
-Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers)
+Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers, const PathRules& rules)
     : budget_(std::move(budget)),
       device_(budget_->device),
       readers_(readers),
       staging_(budget_->staging),
+      paths_(options.direct_reads ? rules : PathRules::without_direct()),
       mutex_(budget_->mutex),
       changed_(budget_->changed),
       residency_(choose_budget(*budget_, options), &budget_->claimed),
@@ -50,8 +51,8 @@ Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Reade
     budget_->caches.push_back(this);
 }
 
-Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers)
-    : Cache(std::make_shared<Budget>(std::move(device), own_budget(options)), options, readers) {}
+Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules)
+    : Cache(std::make_shared<Budget>(std::move(device), own_budget(options)), options, readers, rules) {}
 
 Cache::~Cache() {
     Lock lock(mutex_);
@@ -70,7 +71,7 @@ UploadStats Cache::stats() const {
     stats.peak_device_bytes = heap_.peak();
     stats.peak_staging_bytes = staging_.allocated();
     stats.stalled = std::chrono::nanoseconds(stalled_);
-    stats.bytes_pread = read_;
+    paths_.report(stats);
     return stats;
 }
 

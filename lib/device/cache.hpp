@@ -4,6 +4,7 @@
 #include "device/budget.hpp"
 #include "device/group.hpp"
 #include "device/owners.hpp"
+#include "device/paths.hpp"
 #include "device/plan.hpp"
 #include "device/readers.hpp"
 #include "device/request.hpp"
@@ -37,9 +38,9 @@ enum class Keep : std::uint8_t { no, yes };
 class Cache : public std::enable_shared_from_this<Cache> {
 public:
     /// Starts no thread. `readers` must live until stop() returns. `staging_bytes` of the options is not used.
-    Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers);
+    Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers, const PathRules& rules = {});
     /// Makes a cache with a budget of its own.
-    Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers);
+    Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules = {});
     ~Cache();
     Cache(const Cache&) = delete;
     Cache& operator=(const Cache&) = delete;
@@ -199,6 +200,7 @@ private:
     const std::shared_ptr<Device> device_;
     Readers& readers_;
     StagingRing& staging_;
+    Paths paths_;
     Owners owners_;
 
     std::mutex& mutex_;                 // the budget's, as the next one is
@@ -212,7 +214,6 @@ private:
     std::atomic<bool> follows_ = false;      // there is a plan
     Groups asleep_;                          // groups that wake() brings back
     std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
-    std::atomic<std::uint64_t> read_ = 0;    // bytes
     std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     std::atomic<bool> stopped_ = false;
     std::atomic<bool> lost_ = false;   // the device failed

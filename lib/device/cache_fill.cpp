@@ -39,7 +39,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
     if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");
-    const auto task = FillTask::make(*device_, staging_, targets, sizes_);
+    const auto task = FillTask::make(*device_, staging_, paths_, targets, sizes_);
     require_foreign(targets);
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
@@ -49,7 +49,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
             readers_.submit(task, Readers::Lane::demand);
             while (readers_.help(*task, *worker)) {
             }
-            read_ += task->wait();
+            task->wait();
             readers_.give_back(std::move(worker));
         }
         return record_or_drain(queue);

@@ -25,8 +25,8 @@ void require_inside(const FillTarget& target) {
 
 }  // namespace
 
-std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, std::span<const FillTarget> targets,
-                                         const FillSizes& sizes) {
+std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, Paths& paths,
+                                         std::span<const FillTarget> targets, const FillSizes& sizes) {
     std::vector<LazyTensor> tensors;
     tensors.reserve(targets.size());
     for (const FillTarget& target : targets) {
@@ -40,21 +40,22 @@ std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, s
     for (const std::uint32_t i : from) places.push_back({targets[i].memory, targets[i].offset});
     FillPlan plan(layout, sizes.job, sizes.tile);
     return std::shared_ptr<FillTask>(
-        new FillTask(device, staging, std::move(layout), std::move(plan), std::move(places)));
+        new FillTask(device, staging, paths, std::move(layout), std::move(plan), std::move(places)));
 }
 
-FillTask::FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan plan, std::vector<Place> places)
+FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Layout layout, FillPlan plan,
+                   std::vector<Place> places)
     : Task(plan.jobs()),
       queue_(device.queue(Device::Lane::bulk)),
       staging_(staging),
+      paths_(paths),
       layout_(std::move(layout)),
       plan_(std::move(plan)),
       places_(std::move(places)) {}
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
-    std::uint64_t read = 0;
     std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
-        read = staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+        staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
             const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
                                            queue = &queue_;
                                            copy(*slab, to, from);
@@ -63,12 +64,11 @@ bool FillTask::run(std::size_t job, Worker& worker) noexcept {
                                            queue = &queue_;
                                            copy_rows(*slab, rows);
                                        }};
-            return plan_.fill(layout_, job, worker, slab->bytes(), put);
+            plan_.fill(layout_, job, paths_, worker, slab->bytes(), put);
         });
     });
-    const std::lock_guard lock(mutex_);
-    read_ += read;
     if (!fault) return true;
+    const std::lock_guard lock(mutex_);
     if (!fault_) fault_ = std::move(fault);
     return false;
 }
@@ -81,10 +81,10 @@ void FillTask::finish() noexcept {
     finished_.notify_all();
 }
 
-std::uint64_t FillTask::wait() {
+void FillTask::wait() {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return is_finished_; });
-    if (!fault_) return read_;
+    if (!fault_) return;
     queue_.drain();
     std::rethrow_exception(fault_);
 }

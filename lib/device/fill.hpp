@@ -4,6 +4,7 @@
 #include "device/fill_plan.hpp"
 #include "device/group.hpp"
 #include "device/layout.hpp"
+#include "device/paths.hpp"
 #include "device/readers.hpp"
 #include "device/staging.hpp"
 
@@ -26,28 +27,29 @@ namespace safemap::SAFEMAP_ABI::device {
 class FillTask final : public Task {
 public:
     /// Throws invalid_argument if a target ends outside its memory.
-    static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, std::span<const FillTarget> targets,
-                                          const FillSizes& sizes);
+    static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths,
+                                          std::span<const FillTarget> targets, const FillSizes& sizes);
 
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
 
-    /// Blocks until the task is finished. Returns the bytes that were read. Throws the first fault, when no copy is in
-    /// progress any more.
-    std::uint64_t wait();
+    /// Blocks until the task is finished. Throws the first fault, when no copy is in progress any more.
+    void wait();
 
 private:
     struct Place {
         std::shared_ptr<DeviceMemory> memory;
         std::uint64_t offset;  // bytes
     };
-    FillTask(Device& device, StagingRing& staging, Layout layout, FillPlan plan, std::vector<Place> places);
+    FillTask(Device& device, StagingRing& staging, Paths& paths, Layout layout, FillPlan plan,
+             std::vector<Place> places);
     std::size_t tensor_at(std::uint64_t place) const noexcept;
     void copy(const StagingBuffer& slab, std::uint64_t to, Extent from) const;
     void copy_rows(const StagingBuffer& slab, RowCopy rows) const;
 
     DeviceQueue& queue_;
     StagingRing& staging_;
+    Paths& paths_;
     const Layout layout_;
     const FillPlan plan_;
     const std::vector<Place> places_;  // parallel to the tensors of the layout
@@ -55,7 +57,6 @@ private:
     std::mutex mutex_;
     std::condition_variable finished_;
     bool is_finished_ = false;
-    std::uint64_t read_ = 0;  // bytes
     std::exception_ptr fault_;
 };
 

@@ -13,17 +13,12 @@ namespace {
 // A tensor of this size is gathered whole, however it is stored: what it is gathered from stays in the CPU cache.
 constexpr std::uint64_t small_tensor = 256_KiB;
 
-/// Returns the bytes that have to be read for `bytes` of a value: more or fewer if the tensor is cast.
-std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
-    if (tensor.dtype() == tensor.stored()->dtype()) return bytes;
-    return bytes / element_size(tensor.dtype()) * element_size(tensor.stored()->dtype());
-}
-
-/// Gathers the parts of all tensors that are in `range` into `picture`, which shows that range. Returns the bytes read.
-std::uint64_t gather(const Layout& layout, Extent range, std::size_t first, Gatherer& gatherer,
-                     std::span<std::byte> picture) {
-    std::uint64_t read = 0;
-    gatherer.begin();
+/// Gathers the parts of all tensors that are in `range` into `picture`, which shows that range.
+void gather(const Layout& layout, Extent range, std::size_t first, Paths& paths, Worker& worker,
+            std::span<std::byte> picture) {
+    PathReader reader(paths, worker);
+    Gatherer& gatherer = worker.gatherer;
+    gatherer.begin({.reader = &reader});
     for (std::size_t i = first; i < layout.tensors.size() && layout.places[i] < range.end(); ++i) {
         const LazyTensor& tensor = layout.tensors[i];
         const Extent own = layout.extent(i);
@@ -31,10 +26,15 @@ std::uint64_t gather(const Layout& layout, Extent range, std::size_t first, Gath
         const std::uint64_t end = std::min(own.end(), range.end());
         if (begin >= end) continue;
         gatherer.add(tensor, tensor.dtype(), begin - own.offset, picture.subspan(begin - range.offset, end - begin));
-        read += stored_bytes(tensor, end - begin);
     }
     gatherer.flush();
-    return read;
+}
+
+/// Gathers a tile into `buffer`, and returns the part that it takes.
+std::span<std::byte> gather_tile(const Blocks& tiles, std::uint64_t block, const LazyTensor& tensor, Paths& paths,
+                                 Worker& worker, std::span<std::byte> buffer) {
+    PathReader reader(paths, worker);
+    return tiles.gather(block, tensor, worker.gatherer, buffer, {.reader = &reader});
 }
 
 /// Clears the bytes of `picture` that belong to no tensor, so that a device never sees what a slab held before.
@@ -152,42 +152,40 @@ void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_
     blocks_.push_back(std::move(blocks));
 }
 
-std::uint64_t FillPlan::fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> memory) const {
+void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker,
+                    std::span<std::byte> memory) const {
     const Job& job = jobs_[i];
     if (!is_tile(job)) {
         const auto picture = memory.subspan(job.range.offset, job.range.size);
         touch(picture);
-        return gather(layout, job.range, job.tensor, worker.gatherer, picture);
+        return gather(layout, job.range, job.tensor, paths, worker, picture);
     }
-    const LazyTensor& tensor = layout.tensors[job.tensor];
     std::byte* const to = memory.data() + layout.places[job.tensor];
     const Blocks& tiles = blocks_[job.blocks];
-    const auto tile = tiles.gather(job.block, tensor, worker.gatherer, worker.buffer(job.range.size));
+    const auto tile =
+        gather_tile(tiles, job.block, layout.tensors[job.tensor], paths, worker, worker.buffer(job.range.size));
     tiles.scatter(job.block, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
         std::memcpy(to + at, tile.data() + from, size);
     });
-    return stored_bytes(tensor, tile.size());
 }
 
-std::uint64_t FillPlan::fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> slab,
-                             const Copies& copies) const {
+void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, std::span<std::byte> slab,
+                    const Copies& copies) const {
     const Job& job = jobs_[i];
     if (!is_tile(job)) {
         const auto picture = slab.first(job.range.size);
-        const std::uint64_t read = gather(layout, job.range, job.tensor, worker.gatherer, picture);
+        gather(layout, job.range, job.tensor, paths, worker, picture);
         clear_padding(layout, job.range, job.tensor, picture);
         copies.range(job.range.offset, {0, job.range.size});
-        return read;
+        return;
     }
-    const LazyTensor& tensor = layout.tensors[job.tensor];
     const Blocks& tiles = blocks_[job.blocks];
-    const auto tile = tiles.gather(job.block, tensor, worker.gatherer, slab);
+    gather_tile(tiles, job.block, layout.tensors[job.tensor], paths, worker, slab);
     RowJoiner rows(copies);
     tiles.scatter(job.block, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
         rows.add(layout.places[job.tensor] + at, from, size);
     });
     rows.flush();
-    return stored_bytes(tensor, tile.size());
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/layout.hpp"
+#include "device/paths.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/bulk.hpp"
 
@@ -31,9 +32,9 @@ public:
         return layout.tensors[jobs_[i].tensor];
     }
 
-    /// Reads job `i` straight to its places in `memory`, which has the layout. Returns the bytes that were read from
-    /// sources. Throws what reading throws: errors have the tensor.
-    std::uint64_t fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> memory) const;
+    /// Reads job `i` straight to its places in `memory`, which has the layout. Throws what reading throws: errors have
+    /// the tensor.
+    void fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, std::span<std::byte> memory) const;
 
     /// The copies that take the bytes of a job from a slab to the device: `ranges` and `rows` with places in the
     /// layout.
@@ -42,10 +43,10 @@ public:
         std::function<void(const RowCopy& rows)> rows;
     };
     /// Reads job `i` into `slab`, which has at least `most_bytes`, and calls the functions of `copies` for what is to
-    /// be copied: once for a range, and once or a few times for a tile. Returns and throws as above; no function was
-    /// called if reading throws.
-    std::uint64_t fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> slab,
-                       const Copies& copies) const;
+    /// be copied: once for a range, and once or a few times for a tile. Throws as above; no function was called if
+    /// reading throws.
+    void fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, std::span<std::byte> slab,
+              const Copies& copies) const;
 
 private:
     static constexpr std::uint32_t none = UINT32_MAX;

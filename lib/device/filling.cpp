@@ -6,16 +6,15 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-std::uint64_t Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
-                            Device::Lane lane) {
+void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane) {
     const auto bytes = mapped_.empty() ? space_.memory->host_bytes() : mapped_;
     if (bytes.empty()) return fill_staged(layout, plan, i, worker, lane);
-    return plan.fill(layout, i, worker, bytes.subspan(offset_, layout.size));
+    plan.fill(layout, i, paths_, worker, bytes.subspan(offset_, layout.size));
 }
 
-std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
-                                   Device::Lane lane) {
-    return staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                          Device::Lane lane) {
+    staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
         const auto entered = [&]() -> DeviceQueue& {
             if (queue == nullptr) queue = &enter(lane);
             return *queue;
@@ -26,7 +25,7 @@ std::uint64_t Filling::fill_staged(const Layout& layout, const FillPlan& plan, s
                 rows.to += offset_;
                 entered().copy_rows(*space_.memory, *slab, rows);
             }};
-        return plan.fill(layout, i, worker, slab->bytes(), put);
+        plan.fill(layout, i, paths_, worker, slab->bytes(), put);
     });
 }
 

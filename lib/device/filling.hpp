@@ -4,6 +4,7 @@
 #include "device/fences.hpp"
 #include "device/fill_plan.hpp"
 #include "device/layout.hpp"
+#include "device/paths.hpp"
 #include "device/staging.hpp"
 
 #include <safemap/device.hpp>
@@ -23,7 +24,8 @@ namespace safemap::SAFEMAP_ABI::device {
 /// before the first, and ask for it after the last.
 class Filling {
 public:
-    Filling(Device& device, StagingRing& staging) noexcept : device_(device), staging_(staging) {}
+    Filling(Device& device, StagingRing& staging, Paths& paths) noexcept
+        : device_(device), staging_(staging), paths_(paths) {}
 
     /// Sets the memory to fill from `offset` on, bytes. What the host can write to must have no fence in progress.
     void set(Space space, std::uint64_t offset) noexcept {
@@ -35,9 +37,9 @@ public:
     /// record() unmaps it. Throws device_failed.
     void map(DeviceMemory& memory);
 
-    /// Reads job `i`, and queues its copies in `lane`. They may still be in progress when this returns. Returns the
-    /// bytes that were read from sources. Throws what reading throws, and device_failed.
-    std::uint64_t fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
+    /// Reads job `i`, and queues its copies in `lane`. They may still be in progress when this returns. Throws what
+    /// reading throws, and device_failed.
+    void fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
 
     /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
     bool has_copies() const noexcept { return entered_[0] || entered_[1]; }
@@ -48,12 +50,12 @@ public:
     Space end() noexcept;
 
 private:
-    std::uint64_t fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
-                              Device::Lane lane);
+    void fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
     DeviceQueue& enter(Device::Lane lane);
 
     Device& device_;
     StagingRing& staging_;
+    Paths& paths_;
     Space space_;
     std::uint64_t offset_ = 0;
     std::span<std::byte> mapped_ = {};

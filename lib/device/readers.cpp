@@ -13,7 +13,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-// Workers that are kept for calling threads. Each has up to 4.3 MiB.
+// Workers that are kept for calling threads. Each has up to 6.3 MiB.
 constexpr std::size_t most_idle = 4;
 
 }  // namespace

@@ -39,14 +39,12 @@ StagingRing::Loan StagingRing::take() {
     return loan;
 }
 
-std::uint64_t StagingRing::lend(
-    const std::function<std::uint64_t(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
+void StagingRing::lend(const std::function<void(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
     Loan loan = take();
     DeviceQueue* queue = nullptr;
-    std::uint64_t read = 0;
     std::exception_ptr fault;
     try {
-        read = fill(loan.buffer(), queue);
+        fill(loan.buffer(), queue);
     } catch (...) {
         fault = std::current_exception();
     }
@@ -57,7 +55,6 @@ std::uint64_t StagingRing::lend(
         if (!fault) fault = std::current_exception();
     }
     if (fault) std::rethrow_exception(fault);
-    return read;
 }
 
 StagingRing::Slot StagingRing::take_slot() {

@@ -57,10 +57,9 @@ public:
     Loan take();
 
     /// Takes a buffer, lets `fill` read into it and queue copies out of it, and keeps the buffer in use until they are
-    /// done, even if `fill` throws. `fill` returns the bytes that it read, and sets `queue` before it queues a copy.
-    /// Throws what `fill` throws, out_of_memory and device_failed.
-    std::uint64_t lend(
-        const std::function<std::uint64_t(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
+    /// done, even if `fill` throws. `fill` sets `queue` before it queues a copy. Throws what `fill` throws,
+    /// out_of_memory and device_failed.
+    void lend(const std::function<void(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
 
 private:
     using Slot = Loan::Slot;

@@ -17,13 +17,15 @@ void throw_copy(const std::exception_ptr& fault) {
 }
 
 Upload::Upload(std::shared_ptr<Group> of)
-    : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)), filling(*cache_.device_, cache_.staging_) {}
+    : Task(of->plan.jobs()),
+      cache_(of->cache),
+      group(std::move(of)),
+      filling(*cache_.device_, cache_.staging_, cache_.paths_) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const auto lane = demanded ? Device::Lane::demand : Device::Lane::bulk;
-    std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(), [&] {
-        cache_.read_ += filling.fill(group->layout, group->plan, job, worker, lane);
-    });
+    std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(),
+                                         [&] { filling.fill(group->layout, group->plan, job, worker, lane); });
     if (!failed) return true;
     cache_.note_failure(failed);
     const std::lock_guard lock(cache_.mutex_);

@@ -103,7 +103,8 @@ bool DirectFile::read(std::uint64_t offset, std::span<const std::span<std::byte>
         const ssize_t count = uninterrupted([&] {
             return calls.pread(file.handle->number(), target.data(), target.size(), static_cast<off_t>(begin));
         });
-        if (count < 0 && flags_unsupported(errno)) {
+        // EFAULT: memory that a driver has mapped, which the disk cannot reach.
+        if (count < 0 && (flags_unsupported(errno) || errno == EFAULT)) {
             refuse();
             return false;
         }

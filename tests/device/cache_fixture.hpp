@@ -62,8 +62,9 @@ private:
 /// A cache, which stops at the end of the fixture.
 class CacheFixture {
 public:
-    CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options)
-        : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_)) {}
+    CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options,
+                 const safemap::device::PathRules& rules = {})
+        : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_, rules)) {}
     CacheFixture(std::shared_ptr<safemap::device::Budget> budget, const safemap::UploadOptions& options)
         : cache_(std::make_shared<safemap::device::Cache>(std::move(budget), options, *readers_)) {}
     CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers = 2)

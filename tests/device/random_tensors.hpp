@@ -33,11 +33,19 @@ constexpr Kind kinds[] = {Kind::run,  Kind::backwards, Kind::transposed, Kind::r
 class Maker {
 public:
     Maker(unsigned seed, std::size_t sources, std::uint64_t source_bytes) : random_(seed) {
-        for (std::size_t i = 0; i < sources; ++i) sources_.emplace_back(seed + i, source_bytes);
+        for (std::size_t i = 0; i < sources; ++i)
+            sources_.push_back(counted_.emplace_back(seed + i, source_bytes).source());
     }
+    Maker(unsigned seed, std::shared_ptr<const safemap::Source> source) : random_(seed), sources_{std::move(source)} {}
 
     std::uint64_t below(std::uint64_t n) { return std::uniform_int_distribution<std::uint64_t>(0, n - 1)(random_); }
     std::mt19937& random() { return random_; }
+    /// Returns the bytes that were read from the sources.
+    std::uint64_t bytes_read() const {
+        std::uint64_t sum = 0;
+        for (const Counted& one : counted_) sum += one.bytes();
+        return sum;
+    }
 
     /// Makes a tensor with about `elements` elements of at most 8 bytes, at least one unless it is empty.
     Placed make(Kind kind, std::uint64_t elements) {
@@ -77,8 +85,9 @@ public:
 
 private:
     std::string name() { return "t" + std::to_string(++names_); }
-    const Counted& source() { return sources_[below(sources_.size())]; }
-    std::uint64_t room(const Counted& in, std::uint64_t bytes) { return below(in.source()->size() - bytes + 1); }
+    using SourcePtr = std::shared_ptr<const safemap::Source>;
+    const SourcePtr& source() { return sources_[below(sources_.size())]; }
+    std::uint64_t room(const SourcePtr& in, std::uint64_t bytes) { return below(in->size() - bytes + 1); }
     safemap::Dtype any() {
         constexpr safemap::Dtype all[] = {safemap::Dtype::u8, safemap::Dtype::bf16, safemap::Dtype::f32,
                                           safemap::Dtype::i64};
@@ -86,10 +95,10 @@ private:
     }
 
     Placed run(safemap::Dtype dtype, safemap::Shape shape) {
-        const Counted& in = source();
+        const SourcePtr& in = source();
         const std::uint64_t bytes = *safemap::byte_size(dtype, *safemap::element_count(shape));
         const std::uint64_t offset = room(in, bytes);
-        return {{name(), safemap::stored_run(dtype, std::move(shape), in.source(), offset)}, in.source().get(), offset};
+        return {{name(), safemap::stored_run(dtype, std::move(shape), in, offset)}, in.get(), offset};
     }
     /// Rows from the last to the first, every second column.
     Placed backwards(std::uint64_t rows, std::uint64_t columns) {
@@ -108,9 +117,9 @@ private:
         const std::uint64_t count = rows * columns;
         std::vector<safemap::RunPiece> pieces;
         for (std::uint64_t first = 0; first < count;) {
-            const Counted& in = source();
+            const SourcePtr& in = source();
             const std::uint64_t n = pieces.size() > 3 ? count - first : 1 + below(count - first);
-            pieces.push_back({in.source(), room(in, n * 4), first, n});
+            pieces.push_back({in, room(in, n * 4), first, n});
             first += n;
         }
         const auto first = pieces.front();
@@ -125,9 +134,8 @@ private:
         const std::uint64_t most = 1 + columns / 3;
         for (std::uint64_t first = 0; first < columns;) {
             const std::uint64_t n = std::min(most, columns - first);
-            const Counted& in = source();
-            pieces.push_back(
-                {in.source(), room(in, rows * n * 4), {{0, first}, {rows, n}}, {static_cast<std::int64_t>(n), 1}});
+            const SourcePtr& in = source();
+            pieces.push_back({in, room(in, rows * n * 4), {{0, first}, {rows, n}}, {static_cast<std::int64_t>(n), 1}});
             first += n;
         }
         const auto first = pieces.front();
@@ -137,7 +145,8 @@ private:
     }
 
     std::mt19937 random_;
-    std::vector<Counted> sources_;
+    std::vector<Counted> counted_;
+    std::vector<SourcePtr> sources_;
     int names_ = 0;
 };
 

@@ -240,7 +240,7 @@ TEST_CASE("if the system does not say what has to be aligned, everything is alig
 }
 
 TEST_CASE("a direct read that the system refuses is not tried again, and one that fails is an error") {
-    for (const int number : {EINVAL, EOPNOTSUPP}) {
+    for (const int number : {EINVAL, EOPNOTSUPP, EFAULT}) {
         for (const int nth : {1, 2, 3}) {
             const TestFile file;
             StrictDirect disk(512, 512);

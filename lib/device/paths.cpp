@@ -1,0 +1,121 @@
+// The paths that bytes take from a file.
+#include "device/paths.hpp"
+
+#include "lazy/scattered_read.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// Returns true if less than a quarter of the range is in the page cache. The kernel reads ahead: the beginning of a
+/// range may be cached because the range before it was read.
+bool is_cold(const Source& source, Extent extent) {
+    try {
+        const Residency cached = source.residency(extent);
+        return cached.total > 0 && cached.resident < cached.total / 4;
+    } catch (const Error&) {
+        return false;  // the read through the cache reports what is wrong, if it matters
+    }
+}
+
+}  // namespace
+
+PathTrial::PathTrial(const PathRules& rules, std::uint64_t file_bytes) noexcept
+    : trial_(rules.trial), margin_(rules.margin), file_bytes_(file_bytes) {
+    decide();
+}
+
+PathTrial::Choice PathTrial::choose(bool cold) const noexcept {
+    const auto& [pread, direct] = sums_;
+    const bool wants_direct = decided_ ? chosen_ == Path::direct
+                                       : pread.bytes >= trial_ && (direct.bytes < trial_ || pread.bytes >= 2 * trial_);
+    if (wants_direct) return cold ? Choice{Path::direct, true} : Choice{Path::pread, false};
+    return {Path::pread, !decided_ && (cold || pread.bytes > 0)};
+}
+
+void PathTrial::add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time) noexcept {
+    Sum& sum = sums_[static_cast<std::size_t>(path)];
+    sum.bytes += bytes;
+    sum.nanoseconds += static_cast<std::uint64_t>(time.count());
+    if (!decided_) decide();
+    if (decided_ && sums_[1].bytes >= file_bytes_) chosen_ = Path::pread;
+}
+
+/// Chooses if the trial is over: after the first turn if the page cache is not slower then, and after the second one if
+/// it was slower all the time.
+void PathTrial::decide() noexcept {
+    const auto& [pread, direct] = sums_;
+    const std::uint64_t least = std::min(pread.bytes, direct.bytes);
+    if (least < trial_) return;
+    // bytes / time >= margin * bytes / time, without the divisions
+    const auto product = [](std::uint64_t a, std::uint64_t b) {
+        return static_cast<double>(a) * static_cast<double>(b);
+    };
+    const bool faster =
+        100 * product(direct.bytes, pread.nanoseconds) >= margin_ * product(pread.bytes, direct.nanoseconds);
+    chosen_ = faster ? Path::direct : Path::pread;
+    decided_ = !faster || least >= 2 * trial_;
+}
+
+void Paths::read(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into,
+                 Worker& worker) {
+    std::uint64_t bytes = 0;
+    for (const std::span<std::byte> place : into) bytes += place.size();
+    PathTrial* const trial = trial_of(source, bytes);
+    const PathTrial::Choice choice =
+        trial != nullptr ? choose(*trial, source, {offset, bytes}) : PathTrial::Choice{Path::pread, false};
+
+    const auto timed = [&](Path path, auto&& work) {
+        const std::chrono::nanoseconds began = rules_.now();
+        if (!work()) return false;
+        const std::chrono::nanoseconds time = rules_.now() - began;
+        Sum& sum = sums_[static_cast<std::size_t>(path)];
+        sum.bytes += bytes;
+        sum.nanoseconds += time.count();
+        if (choice.counts && path == choice.path) {
+            const std::lock_guard lock(mutex_);
+            trial->add(path, bytes, time);
+        }
+        return true;
+    };
+    if (choice.path == Path::direct) {
+        if (timed(Path::direct, [&] { return source.read_direct(offset, into, worker.direct_buffer()); })) return;
+        const std::lock_guard lock(mutex_);
+        trial->refuse();
+    }
+    timed(Path::pread, [&] {
+        read_pieces(source, offset, into);
+        return true;
+    });
+}
+
+/// Returns the trial of the source; null if reads of `bytes` bytes should not bypass the page cache.
+PathTrial* Paths::trial_of(const Source& source, std::uint64_t bytes) {
+    if (bytes < rules_.least_read || source.size() < rules_.least_file || !source.is_file()) return nullptr;
+    std::string identity = source.identity();
+    const std::lock_guard lock(mutex_);
+    return &trials_.try_emplace(std::move(identity), rules_, source.size()).first->second;
+}
+
+PathTrial::Choice Paths::choose(PathTrial& trial, const Source& source, Extent extent) const {
+    {
+        const std::lock_guard lock(mutex_);
+        if (trial.is_settled()) return {Path::pread, false};
+    }
+    const bool cold = is_cold(source, extent);
+    const std::lock_guard lock(mutex_);
+    return trial.choose(cold);
+}
+
+void Paths::report(UploadStats& stats) const noexcept {
+    const auto& [pread, direct] = sums_;
+    stats.bytes_pread = pread.bytes;
+    stats.bytes_direct = direct.bytes;
+    stats.time_pread = std::chrono::nanoseconds(pread.nanoseconds);
+    stats.time_direct = std::chrono::nanoseconds(direct.nanoseconds);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

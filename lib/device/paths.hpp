@@ -1,0 +1,117 @@
+// The paths that bytes take from a file: through the page cache, or past it if that turns out to be faster.
+#pragma once
+
+#include "lazy/bulk.hpp"
+#include "lazy/gatherer.hpp"
+
+#include <safemap/source.hpp>
+#include <safemap/uploader.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+enum class Path : std::uint8_t { pread, direct };
+
+/// Conditions of reads past the page cache.
+struct PathRules {
+    std::uint64_t least_file = std::uint64_t{512} << 20;  ///< bytes of the file; the trial should be a small part of it
+    std::uint64_t least_read = std::uint64_t{2} << 20;    ///< bytes of one read: nothing is read ahead
+    std::uint64_t trial = std::uint64_t{32} << 20;        ///< bytes that a trial reads by one path before the other one
+    unsigned margin = 120;                                ///< percent of the rate through the page cache
+    std::chrono::nanoseconds (*now)() = [] {
+        return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
+    };
+
+    /// Returns rules that no file obeys.
+    static PathRules without_direct() { return {.least_file = UINT64_MAX}; }
+};
+
+/// Decides how a file is read. Its first blocks that are not cached are read by both paths in turn, at most twice. The
+/// page cache is chosen for good, unless the other path is clearly faster in both turns. Reads nothing itself.
+class PathTrial {
+public:
+    PathTrial(const PathRules& rules, std::uint64_t file_bytes) noexcept;
+
+    struct Choice {
+        Path path;
+        bool counts;  ///< add() wants to know the time
+    };
+    /// Returns the path for the next read. `cold` is true if its bytes are not in the page cache. What is cached is
+    /// never read past the cache, and begins no trial.
+    Choice choose(bool cold) const noexcept;
+    /// Adds a read that counts. If as many bytes were read past the cache as the file has, the page cache is chosen:
+    /// what is read again should be in memory then.
+    void add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time) noexcept;
+    /// Chooses the page cache: the file cannot be read past it.
+    void refuse() noexcept {
+        chosen_ = Path::pread;
+        decided_ = true;
+    }
+    /// Returns true if choose() will never return Path::direct again.
+    bool is_settled() const noexcept { return decided_ && chosen_ == Path::pread; }
+
+private:
+    struct Sum {
+        std::uint64_t bytes = 0;
+        std::uint64_t nanoseconds = 0;
+    };
+    void decide() noexcept;
+
+    const std::uint64_t trial_;
+    const unsigned margin_;
+    const std::uint64_t file_bytes_;
+    bool decided_ = false;
+    Path chosen_ = Path::pread;
+    std::array<Sum, 2> sums_ = {};  // by path; of Path::direct, also after the trial
+};
+
+/// Reads for uploads: chooses the paths, and counts bytes and time. Thread-safe.
+class Paths {
+public:
+    explicit Paths(const PathRules& rules = {}) noexcept : rules_(rules) {}
+
+    /// Does the same as source.read_scattered(). May use the direct_buffer() of `worker`.
+    void read(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into, Worker& worker);
+    /// Sets the counters of bytes and of time in `stats`.
+    void report(UploadStats& stats) const noexcept;
+
+private:
+    struct Sum {
+        std::atomic<std::uint64_t> bytes = 0;
+        std::atomic<std::int64_t> nanoseconds = 0;
+    };
+    PathTrial* trial_of(const Source& source, std::uint64_t bytes);
+    PathTrial::Choice choose(PathTrial& trial, const Source& source, Extent extent) const;
+
+    const PathRules rules_;
+    std::array<Sum, 2> sums_ = {};  // by path
+    mutable std::mutex mutex_;      // guards the trials
+    // By Source::identity(), so that a file that is opened again needs no other trial. Few files are so large that they
+    // have one.
+    std::unordered_map<std::string, PathTrial> trials_;
+};
+
+/// Lets a Gatherer read by the paths that are chosen.
+class PathReader final : public SourceReader {
+public:
+    PathReader(Paths& paths, Worker& worker) noexcept : paths_(paths), worker_(worker) {}
+    void read(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into) override {
+        paths_.read(source, offset, into, worker_);
+    }
+
+private:
+    Paths& paths_;
+    Worker& worker_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device
