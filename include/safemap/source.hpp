@@ -100,10 +100,11 @@ public:
     /// operations call this for tensors that are neighbours in the source.
     virtual void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const;
     /// Does the same past the page cache (O_DIRECT): reads the bytes from the disk even if they are cached, and leaves
-    /// them uncached. Returns false if this source cannot do that, now or ever; then the contents of `into` are
-    /// undefined. What is not aligned as the disk wants it is read into `scratch` and copied: it has at least 64 KiB,
-    /// from a multiple of 4096 on. Throws as read_at() does. By default, returns false. Uploads call this for large
-    /// reads of a file, if that is faster.
+    /// them uncached. Returns false if this source cannot do that, now or ever, or if reading fails; then the contents
+    /// of `into` are undefined, and read_scattered() says what is wrong. What is not aligned as the disk wants it is
+    /// read into `scratch` and copied: it has at least 64 KiB, from a multiple of 4096 on. Throws file_truncated as
+    /// read_at() does. By default, returns false. Uploads call this for large reads of a file (is_file()), if that is
+    /// faster.
     virtual bool read_direct(std::uint64_t offset, std::span<const std::span<std::byte>> into,
                              std::span<std::byte> scratch) const;
 };

@@ -10,6 +10,12 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
+// As far as a kernel reads ahead of a read.
+constexpr std::uint64_t most_read_ahead = 8_MiB;
+
+// Trials of more files than this are not remembered.
+constexpr std::size_t most_trials = 4096;
+
 /// Returns true if less than a quarter of the range is in the page cache. The kernel reads ahead: the beginning of a
 /// range may be cached because the range before it was read.
 bool is_cold(const Source& source, Extent extent) {
@@ -24,32 +30,34 @@ bool is_cold(const Source& source, Extent extent) {
 }  // namespace
 
 PathTrial::PathTrial(const PathRules& rules, std::uint64_t file_bytes) noexcept
-    : trial_(rules.trial), margin_(rules.margin), file_bytes_(file_bytes) {
-    decide();
-}
+    : trial_(rules.trial),
+      margin_(rules.margin),
+      file_bytes_(file_bytes),
+      decided_(trial_ == 0),
+      chosen_(trial_ == 0 ? Path::direct : Path::pread) {}
 
-PathTrial::Choice PathTrial::choose(bool cold) const noexcept {
-    const auto& [pread, direct] = sums_;
-    const bool wants_direct = decided_ ? chosen_ == Path::direct
-                                       : pread.bytes >= trial_ && (direct.bytes < trial_ || pread.bytes >= 2 * trial_);
+PathTrial::Choice PathTrial::choose(bool cold, std::uint64_t offset) const noexcept {
+    const std::uint64_t cached_bytes = sums_[static_cast<std::size_t>(Path::pread)].bytes;
+    const bool wants_direct = decided_ ? chosen_ == Path::direct : cached_bytes >= trial_;
     if (wants_direct) return cold ? Choice{Path::direct, true} : Choice{Path::pread, false};
-    return {Path::pread, !decided_ && (cold || pread.bytes > 0)};
+    const bool was_read_ahead = cached_bytes > 0 && offset < cold_end_ + most_read_ahead;
+    return {Path::pread, !decided_ && (cold || was_read_ahead)};
 }
 
-void PathTrial::add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time) noexcept {
+void PathTrial::add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time, std::uint64_t cold_end) noexcept {
+    if (path == Path::direct) direct_bytes_ += bytes;
+    else if (cold_end > 0) cold_end_ = cold_end;
     Sum& sum = sums_[static_cast<std::size_t>(path)];
     sum.bytes += bytes;
     sum.nanoseconds += static_cast<std::uint64_t>(time.count());
     if (!decided_) decide();
-    if (decided_ && sums_[1].bytes >= file_bytes_) chosen_ = Path::pread;
+    if (decided_ && direct_bytes_ >= file_bytes_) chosen_ = Path::pread;
 }
 
-/// Chooses if the trial is over: after the first turn if the page cache is not slower then, and after the second one if
-/// it was slower all the time.
+/// Chooses if a turn is over. The trial is over when the page cache was not slower in a turn, or after two turns.
 void PathTrial::decide() noexcept {
     const auto& [pread, direct] = sums_;
-    const std::uint64_t least = std::min(pread.bytes, direct.bytes);
-    if (least < trial_) return;
+    if (std::min(pread.bytes, direct.bytes) < trial_) return;
     // bytes / time >= margin * bytes / time, without the divisions
     const auto product = [](std::uint64_t a, std::uint64_t b) {
         return static_cast<double>(a) * static_cast<double>(b);
@@ -57,7 +65,8 @@ void PathTrial::decide() noexcept {
     const bool faster =
         100 * product(direct.bytes, pread.nanoseconds) >= margin_ * product(pread.bytes, direct.nanoseconds);
     chosen_ = faster ? Path::direct : Path::pread;
-    decided_ = !faster || least >= 2 * trial_;
+    decided_ = !faster || ++turns_ == 2;
+    sums_ = {};
 }
 
 void Paths::read(const Source& source, std::uint64_t offset, std::span<const std::span<std::byte>> into,
@@ -65,8 +74,9 @@ void Paths::read(const Source& source, std::uint64_t offset, std::span<const std
     std::uint64_t bytes = 0;
     for (const std::span<std::byte> place : into) bytes += place.size();
     PathTrial* const trial = trial_of(source, bytes);
+    bool cold = false;
     const PathTrial::Choice choice =
-        trial != nullptr ? choose(*trial, source, {offset, bytes}) : PathTrial::Choice{Path::pread, false};
+        trial != nullptr ? choose(*trial, source, {offset, bytes}, cold) : PathTrial::Choice{Path::pread, false};
 
     const auto timed = [&](Path path, auto&& work) {
         const std::chrono::nanoseconds began = rules_.now();
@@ -77,7 +87,7 @@ void Paths::read(const Source& source, std::uint64_t offset, std::span<const std
         sum.nanoseconds += time.count();
         if (choice.counts && path == choice.path) {
             const std::lock_guard lock(mutex_);
-            trial->add(path, bytes, time);
+            trial->add(path, bytes, time, cold ? offset + bytes : 0);
         }
         return true;
     };
@@ -96,18 +106,21 @@ void Paths::read(const Source& source, std::uint64_t offset, std::span<const std
 PathTrial* Paths::trial_of(const Source& source, std::uint64_t bytes) {
     if (bytes < rules_.least_read || source.size() < rules_.least_file || !source.is_file()) return nullptr;
     std::string identity = source.identity();
+    if (identity.empty()) return nullptr;
     const std::lock_guard lock(mutex_);
+    if (trials_.size() >= most_trials && !trials_.contains(identity)) return nullptr;
     return &trials_.try_emplace(std::move(identity), rules_, source.size()).first->second;
 }
 
-PathTrial::Choice Paths::choose(PathTrial& trial, const Source& source, Extent extent) const {
+/// Returns the choice of a trial, and sets `cold` if the range is not in the page cache.
+PathTrial::Choice Paths::choose(PathTrial& trial, const Source& source, Extent extent, bool& cold) const {
     {
         const std::lock_guard lock(mutex_);
         if (trial.is_settled()) return {Path::pread, false};
     }
-    const bool cold = is_cold(source, extent);
+    cold = is_cold(source, extent);
     const std::lock_guard lock(mutex_);
-    return trial.choose(cold);
+    return trial.choose(cold, extent.offset);
 }
 
 void Paths::report(UploadStats& stats) const noexcept {

@@ -37,7 +37,8 @@ struct PathRules {
 };
 
 /// Decides how a file is read. Its first blocks that are not cached are read by both paths in turn, at most twice. The
-/// page cache is chosen for good, unless the other path is clearly faster in both turns. Reads nothing itself.
+/// page cache is chosen for good, unless the other path is clearly faster in each of the two turns. Reads nothing
+/// itself.
 class PathTrial {
 public:
     PathTrial(const PathRules& rules, std::uint64_t file_bytes) noexcept;
@@ -46,12 +47,13 @@ public:
         Path path;
         bool counts;  ///< add() wants to know the time
     };
-    /// Returns the path for the next read. `cold` is true if its bytes are not in the page cache. What is cached is
-    /// never read past the cache, and begins no trial.
-    Choice choose(bool cold) const noexcept;
-    /// Adds a read that counts. If as many bytes were read past the cache as the file has, the page cache is chosen:
-    /// what is read again should be in memory then.
-    void add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time) noexcept;
+    /// Returns the path for the next read, which begins at `offset`. `cold` is true if its bytes are not in the page
+    /// cache. What is cached is never read past the cache, and begins no trial. It counts for the cache if the kernel
+    /// may have read it ahead: if it begins soon after a cold read through the cache.
+    Choice choose(bool cold, std::uint64_t offset = 0) const noexcept;
+    /// Adds a read that counts. `cold_end`: where it ended, if it was cold. If as many bytes were read past the cache
+    /// as the file has, the page cache is chosen: what is read again should be in memory then.
+    void add(Path path, std::uint64_t bytes, std::chrono::nanoseconds time, std::uint64_t cold_end = 0) noexcept;
     /// Chooses the page cache: the file cannot be read past it.
     void refuse() noexcept {
         chosen_ = Path::pread;
@@ -72,7 +74,10 @@ private:
     const std::uint64_t file_bytes_;
     bool decided_ = false;
     Path chosen_ = Path::pread;
-    std::array<Sum, 2> sums_ = {};  // by path; of Path::direct, also after the trial
+    unsigned turns_ = 0;              // turns that are over
+    std::array<Sum, 2> sums_ = {};    // sums of this turn, by path
+    std::uint64_t cold_end_ = 0;      // where the last cold read through the cache ended
+    std::uint64_t direct_bytes_ = 0;  // sum of all turns, and after them
 };
 
 /// Reads for uploads: chooses the paths, and counts bytes and time. Thread-safe.
@@ -91,7 +96,7 @@ private:
         std::atomic<std::int64_t> nanoseconds = 0;
     };
     PathTrial* trial_of(const Source& source, std::uint64_t bytes);
-    PathTrial::Choice choose(PathTrial& trial, const Source& source, Extent extent) const;
+    PathTrial::Choice choose(PathTrial& trial, const Source& source, Extent extent, bool& cold) const;
 
     const PathRules rules_;
     std::array<Sum, 2> sums_ = {};  // by path

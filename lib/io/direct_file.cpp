@@ -43,16 +43,19 @@ public:
     std::uint64_t left() const noexcept { return left_; }
     std::span<std::byte> front() const noexcept { return into_.front().subspan(done_); }
 
-    /// Returns where the next straight read can begin, at most `most` bytes from here on, or the end.
+    /// Returns where the next straight read can begin, at most `most` bytes from here on, or the end. Straight reads
+    /// are of whole pages of memory, because other threads may write to the rest of a page: if the process forks
+    /// meanwhile, the disk and the thread would write to different copies of the page.
     std::uint64_t next_straight(const DirectAlignment& alignment, std::uint64_t most) const noexcept {
         const std::uint64_t least = std::max<std::uint64_t>(least_straight, alignment.offset);
+        const std::uint64_t aligned = std::max<std::uint64_t>(alignment.memory, usual_alignment.memory);
         std::uint64_t at = offset_;
         std::size_t done = done_;
         for (auto place = into_.begin(); place != into_.end() && at - offset_ < most; ++place) {
             const std::span<std::byte> here = place->subspan(std::exchange(done, 0));
             const std::uint64_t begin = round_up(at, alignment.offset);
             const auto address = reinterpret_cast<std::uintptr_t>(here.data()) + (begin - at);
-            if (address % alignment.memory == 0 && begin - at + least <= here.size()) return begin;
+            if (address % aligned == 0 && begin - at + least <= here.size()) return begin;
             at += here.size();
         }
         return at;
@@ -91,6 +94,7 @@ bool DirectFile::read(std::uint64_t offset, std::span<const std::span<std::byte>
     const Opened file = opened();
     if (!file.handle) return false;
     const std::uint64_t block = file.alignment.offset;
+    const std::uint64_t pages = std::max<std::uint64_t>(block, usual_alignment.memory);
     const std::uint64_t room = round_down(scratch.size(), block);
     if (room == 0 || reinterpret_cast<std::uintptr_t>(scratch.data()) % file.alignment.memory != 0) return false;
 
@@ -99,16 +103,15 @@ bool DirectFile::read(std::uint64_t offset, std::span<const std::span<std::byte>
         const bool copied = straight > places.offset();
         const std::uint64_t begin = round_down(places.offset(), block);
         const std::span<std::byte> target = copied ? scratch.first(std::min(round_up(straight, block) - begin, room))
-                                                   : places.front().first(round_down(places.front().size(), block));
+                                                   : places.front().first(round_down(places.front().size(), pages));
         const ssize_t count = uninterrupted([&] {
             return calls.pread(file.handle->number(), target.data(), target.size(), static_cast<off_t>(begin));
         });
-        // EFAULT: memory that a driver has mapped, which the disk cannot reach.
-        if (count < 0 && (flags_unsupported(errno) || errno == EFAULT)) {
-            refuse();
-            return false;
+        if (count < 0) {
+            // EFAULT: memory that a driver has mapped, which the disk cannot reach.
+            if (flags_unsupported(errno) || errno == EFAULT) refuse();
+            return false;  // the usual read says what is wrong, if it fails, too
         }
-        if (count < 0) throw system_error(errno, "read it").with_path(file_.path());
         // The file ends here now: the usual read says so.
         const std::uint64_t end = begin + static_cast<std::uint64_t>(count);
         if (end <= places.offset()) return false;

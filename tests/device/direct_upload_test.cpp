@@ -115,7 +115,7 @@ TEST_CASE("an upload stays in the page cache if the caller wants that, or the fi
     else MESSAGE("skipped: the kernel evicted the file, or does not tell");
 }
 
-TEST_CASE("an upload past the page cache of a file that changes or cannot be read is an error") {
+TEST_CASE("an upload past the page cache of a file that changes is an error, and a read that fails is tried as usual") {
     const TempDir dir;
     const auto file = file_of(dir, 1'000'000);
     const LazyTensor tensor("t", stored_run(Dtype::u8, {1'000'000}, file, 0));
@@ -126,12 +126,10 @@ TEST_CASE("an upload past the page cache of a file that changes or cannot be rea
         return error_of([&] { static_cast<void>(cache.acquire(cache.bundle(tensor))); });
     };
     disk.fail_nth(1, EIO);
-    const auto unreadable = fault();
-    REQUIRE(unreadable);
-    CHECK(unreadable->code() == Errc::io_error);
-    CHECK(unreadable->tensor() == "t");
-    CHECK(unreadable->path() == file->name());
     CHECK_FALSE(fault());
+    CHECK(disk.reads() == 1);
+    CHECK_FALSE(fault());
+    CHECK(disk.reads() > 1);
     std::filesystem::resize_file(file->name(), 900'000);
     const auto cut = fault();
     REQUIRE(cut);

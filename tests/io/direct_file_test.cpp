@@ -239,7 +239,7 @@ TEST_CASE("if the system does not say what has to be aligned, everything is alig
     compare(*file.source, 3, 20);
 }
 
-TEST_CASE("a direct read that the system refuses is not tried again, and one that fails is an error") {
+TEST_CASE("a direct read that the system refuses is not tried again, and one that fails is left to the usual read") {
     for (const int number : {EINVAL, EOPNOTSUPP, EFAULT}) {
         for (const int nth : {1, 2, 3}) {
             const TestFile file;
@@ -257,16 +257,13 @@ TEST_CASE("a direct read that the system refuses is not tried again, and one tha
     Memory memory(500'000, 1);
     for (const int nth : {1, 2, 3}) {
         disk.fail_nth(nth, EIO);
-        const auto error = error_of([&] { read_direct(*file.source, 5, memory.bytes()); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::io_error);
-        CHECK(error->path() == file.path.native());
+        CHECK_FALSE(read_direct(*file.source, 5, memory.bytes()));
     }
     CHECK(read_direct(*file.source, 5, memory.bytes()));
     CHECK(text_of(memory.bytes()) == file.content.substr(5, 500'000));
 }
 
-TEST_CASE("whichever call fails, a direct read is right, not available, or an error of reading") {
+TEST_CASE("whichever call fails, a direct read is right, or left to the usual read") {
     int tried = 0;
     for (int nth = 1;; ++nth) {
         CAPTURE(nth);
@@ -277,8 +274,7 @@ TEST_CASE("whichever call fails, a direct read is right, not available, or an er
         Memory memory(100'000);
         bool done = false;
         const auto error = error_of([&] { done = read_direct(*file.source, 7, memory.bytes()); });
-        if (error) CHECK(error->code() == Errc::io_error);
-        CHECK(error.has_value() == (calls.which() == "pread"));
+        CHECK_FALSE(error);
         CHECK(done == (!calls.failed() || calls.which() == "direct_alignment"));
         if (done) CHECK(text_of(memory.bytes()) == file.content.substr(7, 100'000));
         if (!calls.failed()) break;
