@@ -24,11 +24,11 @@ struct Rank {
 ///
 /// Example:
 ///     const RankRule rules[] = {
-///         {.names = "*.qkv_proj.*", .split = RankRule::Split::column,
+///         {.names = "*.qkv_proj.weight", .split = RankRule::Split::column,
 ///          .sections = {{.heads = 32}, {.heads = 8, .repeat = true}, {.heads = 8, .repeat = true}}},
-///         {.names = "*.o_proj.*", .split = RankRule::Split::row, .sections = {{.heads = 32}}},
-///         {.names = "*.gate_up_proj.*", .split = RankRule::Split::column, .sections = {{}, {}}},
-///         {.names = "*.down_proj.*", .split = RankRule::Split::row},
+///         {.names = "*.o_proj.weight", .split = RankRule::Split::row, .sections = {{.heads = 32}}},
+///         {.names = "*.gate_up_proj.weight", .split = RankRule::Split::column, .sections = {{}, {}}},
+///         {.names = "*.down_proj.weight", .split = RankRule::Split::row},
 ///         {.names = "*norm*"}};
 struct RankRule {
     enum class Split : std::uint8_t {
@@ -85,7 +85,7 @@ struct RankRule {
 /// - partial_byte_slice and piece_mismatch if a tensor of a sub-byte dtype cannot be cut there
 /// - piece_mismatch if sections are cut out of a tensor of several pieces that is strided backwards
 ///
-/// Takes time in proportion to the number of tensors and rules.
+/// Takes time in proportion to the number of tensors, of their pieces, and of rules.
 ///
 /// Example:
 ///     const RankRule rules[] = {{.names = "*norm*"}, {.names = "*", .split = RankRule::Split::column}};
