@@ -34,8 +34,8 @@ struct DeviceBudgetStats {
 /// copy, uploader or lease. Thread-safe.
 ///
 /// Memory goes to the uploader that needs it:
-/// - Each uploader may have an equal part of the budget: the budget divided by the number of uploaders. An acquire of
-///   an uploader that has less gets memory that others have beyond their parts, if no lease holds it.
+/// - Each uploader may have an equal part of the budget: the budget divided by the number of uploaders that have
+///   bundles. An acquire of an uploader that has less evicts what others have beyond their parts, if no lease holds it.
 /// - Otherwise an acquire evicts tensors of its own uploader, so two models that run in turns do not evict each other.
 /// - If that is not enough, it gets memory of others that no lease holds, and cancels their prefetches that nobody
 ///   waits for.

@@ -42,7 +42,7 @@ std::vector<std::shared_ptr<Cache>> Budget::others(const Cache& than) const {
     found.reserve(caches.size());
     for (Cache* const cache : caches) {
         if (cache == &than) continue;
-        // One that is just being made has no owner yet, and no memory.
+        // One whose last owner is going has stopped, or is about to take itself out.
         if (auto shared = cache->weak_from_this().lock()) found.push_back(std::move(shared));
     }
     return found;

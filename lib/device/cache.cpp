@@ -47,8 +47,6 @@ Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Reade
              .tile = std::min(tile_bytes, staging_.buffer_bytes()),
              .most = residency_.budget()} {
     readers_.expect(thread_count(options.readers, uploading_threads));
-    const std::lock_guard lock(mutex_);
-    budget_->caches.push_back(this);
 }
 
 Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules)
@@ -75,7 +73,16 @@ UploadStats Cache::stats() const {
     return stats;
 }
 
+/// Lets the other caches of the budget know this one, before it has any memory. Not in the constructor: they need a
+/// shared_ptr.
+void Cache::join() {
+    if (joined_.load(std::memory_order_relaxed)) return;
+    const std::lock_guard lock(mutex_);
+    if (!joined_.exchange(true)) budget_->caches.push_back(this);
+}
+
 std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors) {
+    join();
     const auto data = std::make_shared<BundleData>();
     data->cache = shared_from_this();
     data->tensors.reserve(tensors.size());

@@ -118,13 +118,16 @@ private:
         Trash& operator=(const Trash&) = delete;
         void clear() noexcept;
 
+        std::vector<std::shared_ptr<Cache>> caches = {};  // caches of other uploaders, whose groups may be here
         Bundles bundles = {};
         Groups groups = {};
         Uploads uploads = {};
         Uploads copying = {};
     };
     class Leases;
+    void join();
     struct Room;
+    class Closed;
 
     // Acquiring.
     Uploads begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps);
@@ -157,8 +160,8 @@ private:
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload, bool shared) noexcept;
     std::uint64_t cancellable() const noexcept;
-    bool await_small(Lock& lock, Worker& worker);
-    bool await_own_small(Lock& lock, Worker& worker);
+    bool await_small(Lock& lock, const Request& request, Worker& worker);
+    bool await_own_small(Lock& lock, const Request& request, Worker& worker);
     void expect_cancelled(Trash& trash) const;
     std::uint64_t cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
@@ -168,7 +171,7 @@ private:
     Space evict(Group& group, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
     void let_go(const Group& group, Trash& trash) noexcept;
-    void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots);
+    void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots, std::uint64_t shared_bytes);
 
     // Plans.
     void adopt(const Split& split, Trash& trash);
@@ -187,7 +190,8 @@ private:
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
-    bool free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline);
+    bool others_keep() const noexcept;
+    void free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline);
     void free_kept(Lock& lock) noexcept;
     void free_unleased(const BundleData& bundle) noexcept;
     void evict_all(Lock& lock, Trash& trash) noexcept;
@@ -216,8 +220,10 @@ private:
     std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
     std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     std::atomic<bool> stopped_ = false;
-    std::atomic<bool> lost_ = false;   // the device failed
-    std::exception_ptr failure_ = {};  // how it failed
+    std::atomic<bool> lost_ = false;    // the device failed
+    std::exception_ptr failure_ = {};   // how it failed
+    std::size_t freeing_ = 0;           // pieces of memory that threads are freeing
+    std::atomic<bool> joined_ = false;  // is among the caches of the budget
     bool sleeping_ = false;
     bool stopping_ = false;
     UploadStats stats_;

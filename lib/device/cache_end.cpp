@@ -124,7 +124,6 @@ void Cache::stop() noexcept {
     Trash trash;
     Lock lock(mutex_);
     stopping_ = true;
-    std::erase(budget_->caches, this);
     follows_ = false;
     plan.swap(plan_);
     asleep.swap(asleep_);
@@ -136,7 +135,11 @@ void Cache::stop() noexcept {
     for (const auto& holding : residency_.holdings())
         for (Group* const group : holding->groups)
             if (group->self) trash.groups.push_back(std::move(group->self));
+    // Only now: until everything here can be freed, others have to know who has it.
+    std::erase(budget_->caches, this);
     evict_all(lock, trash);
+    changed_.wait(lock, [&] { return freeing_ == 0; });
+    free_kept(lock);
 }
 
 void Cache::Trash::clear() noexcept {
@@ -145,6 +148,7 @@ void Cache::Trash::clear() noexcept {
     bundles.clear();
     groups.clear();
     uploads.clear();
+    caches.clear();
 }
 
 Group::~Group() { cache.forget(*this); }

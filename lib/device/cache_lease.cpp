@@ -133,7 +133,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
         absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         uploads.reserve(uploads.size() + absent.size());
         begun = begin(absent, {}, true, trash);
-    } while (begun.size() < absent.size() && await_small(lock, worker));
+    } while (begun.size() < absent.size() && await_small(lock, request, worker));
     if (begun.size() < absent.size()) {
         leases.end_under_lock();
         refuse(bundle);

@@ -18,6 +18,7 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
     bool in_time = true;
     std::exception_ptr fault =
         fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, request, space); });
+    if (fault) note_failure(fault);
     Lock lock(mutex_);
     if (!in_time && !upload->cancelled) {
         Holding& holding = *upload->group->holding;
@@ -96,8 +97,8 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     while (!space && !heap_.fits(size)) {
         if (!is_wanted(request)) return false;
         if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
-        else if (!heap_.fits_here(size) || !free_of_others(lock, heap_.missing(size), next_look(request)))
-            wait_for_change(lock, request);
+        else if (heap_.fits_here(size) && others_keep()) free_of_others(lock, heap_.missing(size), next_look(request));
+        else wait_for_change(lock, request);
         // Another upload into the same block may have been faster.
         if (upload.cancelled || holding.memory) return true;
     }
@@ -125,18 +126,25 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     return true;
 }
 
-/// Frees a piece of memory that another cache keeps, of `bytes` if there is one. Returns false if none keeps any.
-/// Releases the lock meanwhile.
-bool Cache::free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline) {
+/// Returns true if another cache keeps memory that can be freed.
+bool Cache::others_keep() const noexcept {
+    return std::ranges::any_of(budget_->caches,
+                               [this](const Cache* other) { return other != this && other->heap_.keeps(); });
+}
+
+/// Frees a piece of memory that another cache keeps, of `bytes` if there is one. Releases the lock meanwhile, so
+/// nothing that was known before is certain after it.
+void Cache::free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline) {
     auto others = budget_->others(*this);
-    const bool found = std::ranges::any_of(others, [&](const auto& other) {
+    for (const auto& other : others) {
         Space space = other->heap_.take_kept(bytes);
-        return space && (other->free(lock, std::move(space), deadline), true);
-    });
+        if (!space) continue;
+        other->free(lock, std::move(space), deadline);
+        break;
+    }
     lock.unlock();
     others.clear();
     lock.lock();
-    return found;
 }
 
 /// Allocates device memory. If the device is full, frees what is kept, and tries once more.
@@ -148,8 +156,7 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
     }
     Lock lock(mutex_);
     free_kept(lock);
-    while (free_of_others(lock, 0, Deadline::max())) {
-    }
+    while (others_keep()) free_of_others(lock, 0, Deadline::max());
     lock.unlock();
     return device_->allocate(size);
 }
@@ -158,10 +165,12 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
 /// it is free. Returns false, and keeps it, if it is in use until the deadline.
 bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
     const std::uint64_t size = space.memory->size();
+    ++freeing_;
     lock.unlock();
     const bool is_idle = wait_until_done(space.fences, deadline);
     if (is_idle) space.memory.reset();
     lock.lock();
+    --freeing_;
     if (is_idle) heap_.gone(size);
     else heap_.keep(std::move(space));
     changed_.notify_all();

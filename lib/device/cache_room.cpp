@@ -39,9 +39,12 @@ struct Cache::Room {
     }
     /// Reserves holdings of another cache that have `bytes`, if it can. Returns the bytes that they have.
     std::uint64_t take(Cache& from, std::uint64_t bytes) {
-        Gift& gift = gifts.emplace_back(Gift{&from, {}});
+        const auto before = std::ranges::find(gifts, &from, &Gift::from);
+        // One list for each cache: what is in it is not taken again.
+        Gift& gift = before != gifts.end() ? *before : gifts.emplace_back(Gift{&from, {}});
+        const std::uint64_t had = size_of(gift.victims);
         from.residency_.give(bytes, {}, gift.victims);
-        return size_of(gift.victims);
+        return size_of(gift.victims) - had;
     }
     static std::uint64_t size_of(std::span<Holding* const> holdings) noexcept {
         std::uint64_t sum = 0;
@@ -50,26 +53,52 @@ struct Cache::Room {
     }
 };
 
+/// Blocks that small groups were put into, and that may go, too. Unless they went, they are open again at the end.
+class Cache::Closed {
+public:
+    Closed() = default;
+    ~Closed() {
+        for (const auto& [residency, block] : blocks_)
+            if (residency->has(block)) residency->open(block);
+    }
+    Closed(const Closed&) = delete;
+    Closed& operator=(const Closed&) = delete;
+
+    void close(Residency& residency) {
+        blocks_.reserve(blocks_.size() + 1);
+        blocks_.emplace_back(&residency, residency.open(nullptr));
+    }
+    void keep_closed(const Residency& residency) noexcept {
+        std::erase_if(blocks_, [&](const auto& one) { return one.first == &residency; });
+    }
+
+private:
+    std::vector<std::pair<Residency*, Holding*>> blocks_;
+};
+
 /// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows. If they are demanded,
 /// also cancels prefetches that nobody waits for, and takes memory of other caches. Returns false, and changes nothing,
 /// if that is not enough.
 bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool demanded, Trash& trash) {
     // First, because groups that are reserved must not stay so if there is no memory.
     if (demanded) expect_cancelled(trash);
+    Closed closed;
     Room room;
     const std::vector<std::uint32_t> slots = take_slots(groups, room.turns);
     reach.slots = slots;
-    if (!make_room(residency_.claims_of(groups, slots), reach, demanded, room)) {
-        // The blocks that small groups are put into can go, too.
-        std::vector<std::pair<Residency*, Holding*>> open;
-        open.reserve(budget_->caches.size());
-        for (Cache* const cache : budget_->caches)
-            open.emplace_back(&cache->residency_, cache->residency_.open(nullptr));
-        if (!make_room(residency_.claims_of(groups, slots), reach, demanded, room)) {
-            for (const auto& [residency, block] : open) residency->open(block);
-            return false;
-        }
+    const auto fits = [&] { return make_room(residency_.claims_of(groups, slots), reach, demanded, room); };
+    bool has_room = fits();
+    if (!has_room && demanded && budget_->caches.size() > 1) {
+        for (Cache* const other : budget_->caches)
+            if (other != this) closed.close(other->residency_);
+        has_room = fits();
     }
+    if (!has_room) {
+        closed.close(residency_);
+        if (!fits()) return false;
+        closed.keep_closed(residency_);
+    }
+    const std::uint64_t shared_bytes = residency_.shared_bytes();
     for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
     for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
     for (Room::Gift& gift : room.gifts)
@@ -77,7 +106,7 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool d
     cancel_latest(room.cancelled, trash);
     for (Cache* const other : budget_->caches)
         if (other != this) room.cancelled_of_others -= other->cancel_latest(room.cancelled_of_others, trash);
-    settle(groups, slots);
+    settle(groups, slots, shared_bytes);
     return true;
 }
 
@@ -143,31 +172,50 @@ std::uint64_t Cache::cancellable() const noexcept {
 
 /// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it. Returns false without such a
 /// prefetch. Releases the lock meanwhile.
-bool Cache::await_small(Lock& lock, Worker& worker) {
-    if (await_own_small(lock, worker)) return true;
+bool Cache::await_small(Lock& lock, const Request& request, Worker& worker) {
+    if (await_own_small(lock, request, worker)) return true;
     auto others = budget_->others(*this);
-    const bool found = std::ranges::any_of(others, [&](const auto& one) { return one->await_own_small(lock, worker); });
+    const auto await = [&](const auto& other) { return other->await_own_small(lock, request, worker); };
+    bool found = false;
+    try {
+        found = std::ranges::any_of(others, await);
+    } catch (...) {
+        if (lock.owns_lock()) lock.unlock();  // the last owner of a cache must not be destroyed under it
+        throw;
+    }
     lock.unlock();
     others.clear();
     lock.lock();
     return found;
 }
 
-bool Cache::await_own_small(Lock& lock, Worker& worker) {
+bool Cache::await_own_small(Lock& lock, const Request& request, Worker& worker) {
+    // Cancelled ones still write to their block.
+    const auto is_writer = [](const Upload* upload) { return upload->block != nullptr; };
+    if (std::ranges::any_of(uploads_, is_writer)) {
+        require_wanted(request);
+        wait_for_change(lock, request);
+        return true;
+    }
     const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
     if (found == uploads_.end()) return false;
     const auto upload = (*found)->group->upload;
     hurry(upload, {});
     lock.unlock();
-    wait_for({upload}, worker);
+    wait_for({upload}, worker, request);
     lock.lock();
     return true;
 }
 
-/// Lets cancel_latest() of all caches do without memory.
+/// Lets cancel_latest() of all caches do without memory, and keeps these caches alive.
 void Cache::expect_cancelled(Trash& trash) const {
-    std::size_t count = 0;
-    for (const Cache* const cache : budget_->caches) count += cache->uploads_.size();
+    std::size_t count = uploads_.size();
+    trash.caches.reserve(trash.caches.size() + budget_->caches.size());
+    for (Cache* const cache : budget_->caches) {
+        if (cache == this) continue;
+        count += cache->uploads_.size();
+        if (auto shared = cache->weak_from_this().lock()) trash.caches.push_back(std::move(shared));
+    }
     trash.groups.reserve(trash.groups.size() + count);
     trash.uploads.reserve(trash.uploads.size() + count);
     trash.copying.reserve(trash.copying.size() + count);
@@ -204,6 +252,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     }
     // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
     if (!upload.providing) leave(upload);
+    else changed_.notify_all();  // who gets its memory may be waiting for that
     // A thread that gets its memory, or has a job of it in hand, calls arrive() later.
     if (!upload.waits_for_help && (!upload.submitted || !readers_.cancel(upload))) return;
     if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
@@ -266,8 +315,9 @@ void Cache::let_go(const Group& group, Trash& trash) noexcept {
     kept_.erase(kept);
 }
 
-/// Gives each group a holding. There is room for all of them, and their slots are empty.
-void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots) {
+/// Gives each group a holding. There is room for all of them, and their slots are empty. `shared_bytes`: of all blocks,
+/// when the room was counted.
+void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots, std::uint64_t shared_bytes) {
     Holding* block = nullptr;  // a new one for the small groups
     const auto holding_of = [&](const Group& group, std::uint32_t slot) -> Holding& {
         const std::uint64_t size = group.layout.size;
@@ -277,7 +327,10 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
         }
         if (!residency_.shares(size)) return residency_.add(size, false);
         if (Holding* const open = residency_.open_block(size)) return *open;
-        if (block == nullptr || !block->has_room(size)) block = &residency_.add(residency_.next_block(size), true);
+        if (block == nullptr || !block->has_room(size)) {
+            block = &residency_.add(residency_.next_block(size, shared_bytes), true);
+            shared_bytes += block->size;
+        }
         return *block;
     };
     std::size_t settled = 0;

@@ -31,7 +31,7 @@ void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_
 
 void Filling::map(DeviceMemory& memory) {
     mapped_ = device_.queue(Device::Lane::bulk).map(memory);
-    if (!mapped_.empty()) entered_[static_cast<std::size_t>(Device::Lane::bulk)] = true;
+    is_mapped_ = !mapped_.empty();
 }
 
 /// Returns the queue of a lane, whose next copies happen after the fences of the memory.
@@ -45,13 +45,14 @@ DeviceQueue& Filling::enter(Device::Lane lane) {
     return queue;
 }
 
-void Filling::record() {
+void Filling::record(Device::Lane unmapping) {
     std::exception_ptr fault;
+    if (!mapped_.empty()) entered_[static_cast<std::size_t>(unmapping)] = true;
     for (const auto lane : {Device::Lane::demand, Device::Lane::bulk}) {
         if (!entered_[static_cast<std::size_t>(lane)]) continue;
         DeviceQueue& queue = device_.queue(lane);
         try {
-            if (lane == Device::Lane::bulk && !mapped_.empty()) queue.unmap(*space_.memory, std::exchange(mapped_, {}));
+            if (lane == unmapping && !mapped_.empty()) queue.unmap(*space_.memory, std::exchange(mapped_, {}));
             recorded_.push_back({queue.record()});
         } catch (...) {
             queue.drain();

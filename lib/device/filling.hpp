@@ -42,10 +42,10 @@ public:
     void fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
 
     /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
-    bool has_copies() const noexcept { return entered_[0] || entered_[1]; }
-    /// Fences the copies so far. After that, they are among those of end(). Throws device_failed; then no copy is in
-    /// progress.
-    void record();
+    bool has_copies() const noexcept { return is_mapped_ || entered_[0] || entered_[1]; }
+    /// Unmaps the memory, in `lane`, and fences that and the copies so far. After that, they are among those of end().
+    /// Throws device_failed; then no copy is in progress.
+    void record(Device::Lane lane);
     /// Lets go of the memory, with all its fences: of record(), and those of before if they are not among these.
     Space end() noexcept;
 
@@ -59,6 +59,7 @@ private:
     Space space_;
     std::uint64_t offset_ = 0;
     std::span<std::byte> mapped_ = {};
+    bool is_mapped_ = false;  // or was
     std::mutex entering_;
     std::array<bool, 2> entered_ = {};  // by lane: it waits for the fences, and has copies
     Fences recorded_;

@@ -175,10 +175,17 @@ void OpenclQueue::unmap(DeviceMemory& memory, std::span<std::byte> mapped) {
     context_->require_working();
     const ClMemory buffer = opencl_memory(*context_, memory);
     if (mapped.empty()) return;
-    const std::lock_guard lock(mutex_);
-    const ClResult result = put([&](ClEvent* event) {
+    const auto enqueue = [&](ClEvent* event) {
         return context_->api().clEnqueueUnmapMemObject(queue_, buffer, mapped.data(), 0, nullptr, event);
-    });
+    };
+    ClResult result = ClResult::success;
+    try {
+        const std::lock_guard lock(mutex_);
+        result = put(enqueue);
+    } catch (const std::bad_alloc&) {  // no place for the event
+        result = enqueue(nullptr);
+        if (result == ClResult::success) result = context_->api().clFinish(queue_);
+    }
     context_->check(result, "clEnqueueUnmapMemObject");
 }
 

@@ -184,6 +184,10 @@ std::uint64_t Residency::resident() const noexcept {
     return sum;
 }
 
+bool Residency::has(const Holding* holding) const noexcept {
+    return std::ranges::any_of(holdings_, [&](const auto& one) { return one.get() == holding; });
+}
+
 Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
     assert(size <= left());
     auto added = std::make_unique<Holding>();

@@ -57,8 +57,10 @@ public:
     std::uint64_t claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> slots) const;
     /// Returns the block that small groups are put into, if it has `size` bytes left; otherwise null.
     Holding* open_block(std::uint64_t size) const noexcept;
-    /// Returns the size of the next block, for a group of `size` bytes.
-    std::uint64_t next_block(std::uint64_t size) const noexcept { return next_block(size, shared_bytes_); }
+    /// Returns the size of the next block, for a group of `size` bytes, if all blocks so far have `shared_bytes`.
+    std::uint64_t next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept;
+    /// Returns the bytes of all blocks.
+    std::uint64_t shared_bytes() const noexcept { return shared_bytes_; }
 
     // Room.
     /// How much may go to make room.
@@ -94,6 +96,8 @@ public:
     Holding& add(std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
     /// Makes a block the one that small groups are put into; null: none. Returns the one before.
     Holding* open(Holding* block) noexcept { return std::exchange(open_, block); }
+    /// Returns true if this is one of the holdings. It need not exist any more.
+    bool has(const Holding* holding) const noexcept;
     /// Puts a group into a holding. For a block, `given` grows.
     static void put(Group& group, Holding& holding);
     /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.
@@ -104,7 +108,6 @@ public:
 
 private:
     std::uint64_t reserve_once(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims);
-    std::uint64_t next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept;
 
     std::uint64_t budget_;
     Quota* shared_;
@@ -143,6 +146,8 @@ public:
     /// called.
     Space take_kept(std::uint64_t bytes) noexcept;
 
+    /// Returns true if memory is kept.
+    bool keeps() const noexcept { return !kept_.empty(); }
     /// Returns the bytes that have to be freed before `size` new bytes fit.
     std::uint64_t missing(std::uint64_t size) const noexcept;
     /// Returns true if `size` new bytes fit.

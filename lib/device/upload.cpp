@@ -41,7 +41,7 @@ void Upload::finish() noexcept {
         const std::exception_ptr thrown = fault_of(group->layout.tensors.front().name(), work);
         if (!failed) failed = thrown;
     };
-    attempt([&] { filling.record(); });
+    attempt([&] { filling.record(demanded ? Device::Lane::demand : Device::Lane::bulk); });
     if (failed) cache_.note_failure(failed);
     attempt([&] { require_unchanged(group->layout.tensors); });
     cache_.arrive(*this, std::move(failed));

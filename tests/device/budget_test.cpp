@@ -202,6 +202,42 @@ TEST_CASE("after a refused acquire, small tensors go into the same block as befo
     CHECK(device->allocations == 1);
 }
 
+TEST_CASE("blocks that go do not make new ones smaller than what was claimed") {
+    // Four blocks' worth of small tensors, and a lease of all the rest. Three small tensors claim one block of as many
+    // bytes as the blocks have that make way for it.
+    const CacheFixture cache(Device::open("host"), 2_MiB);
+    std::vector<Bytes> small;
+    for (int i = 0; i < 4; ++i) small.emplace_back("s" + std::to_string(i), 20'480);
+    for (const Bytes& one : small) cache.acquire(one.tensor);
+    const Bytes rest("rest", 2_MiB - 81'920);
+    const Held held = cache.acquire(rest.tensor);
+    std::vector<Bytes> next;
+    std::vector<safemap::LazyTensor> all;
+    std::vector<BundlePtr> bundles;  // they own the tensors, each in a bundle of its own
+    for (int i = 0; i < 3; ++i) {
+        next.emplace_back("n" + std::to_string(i), 22'528);
+        all.push_back(next.back().tensor);
+        bundles.push_back(cache.bundle(next.back().tensor));
+    }
+    const Held three = cache.acquire(cache.bundle(all));
+    for (std::size_t i = 0; i < 3; ++i) CHECK(read_back(three.bundle().cache->device(), three[i]) == value_of(all[i]));
+    CHECK(cache.stats().peak_device_bytes <= 2_MiB);
+}
+
+TEST_CASE("an acquire of another uploader keeps the block of small tensors open") {
+    const auto device = std::make_shared<FakeDevice>();
+    const auto budget = budget_of(2_MiB, device);
+    const CacheFixture first(budget, UploadOptions{.readers = 1});
+    const CacheFixture second(budget, UploadOptions{.readers = 1});
+    const Bytes small[] = {{"a", 1000}, {"b", 1000}};
+    const Held a = first.acquire(small[0].tensor);
+    const Bytes large[] = {{"x", 1_MiB}, {"y", 1_MiB - 4096}, {"z", 1_MiB}};
+    for (const Bytes& one : large) CHECK_OK(second.acquire(one.tensor));
+    const std::uint64_t before = device->allocations;
+    const Held b = first.acquire(small[1].tensor);
+    CHECK(device->allocations == before);
+}
+
 TEST_CASE("memory that another uploader keeps is freed") {
     const auto device = std::make_shared<FakeDevice>();
     const auto budget = budget_of(1000, device);

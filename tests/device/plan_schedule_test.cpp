@@ -68,9 +68,9 @@ private:
 /// Tensors, and bundles of them that share tensors.
 struct World : ScheduleGround {
     std::vector<std::vector<std::size_t>> numbers;  // the tensors of each bundle
-    std::vector<BundlePtr> bundles;
+    std::vector<std::vector<BundlePtr>> bundles;    // for each cache
 
-    World(const Schedule& wanted, unsigned seed) : ScheduleGround(wanted, seed) {
+    World(const Schedule& wanted, unsigned seed) : ScheduleGround(wanted, seed), bundles(caches.size()) {
         const std::uint64_t part = schedule.budget / 16;
         // The first of these share blocks if the budget is the larger one.
         for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{300}, std::uint64_t{2000},
@@ -85,10 +85,10 @@ struct World : ScheduleGround {
     void bundle(const std::vector<std::size_t>& of) {
         std::vector<LazyTensor> tensors;
         for (const std::size_t i : of) tensors.push_back(stored[i].tensor);
-        bundles.push_back(cache->bundle(std::move(tensors)));
+        for (std::size_t i = 0; i < caches.size(); ++i) bundles[i].push_back(caches[i]->bundle(tensors));
         numbers.push_back(of);
     }
-    Cache& of_cache() const { return *bundles.front()->cache; }
+    Cache& cache_of(std::size_t number) const { return *bundles[number].front()->cache; }
     bool has_values(const Held& held, std::size_t number) const {
         for (std::size_t i = 0; i < numbers[number].size(); ++i)
             if (read_back(*device, held[i]) != values[numbers[number][i]]) return false;
@@ -104,7 +104,14 @@ struct Leased {
 /// One thread of a schedule.
 class Actor {
 public:
-    Actor(World& world, unsigned seed, Findings& findings) : world_(world), findings_(findings), random_(seed) {}
+    /// `number`: of the cache that the thread uses.
+    Actor(World& world, std::size_t number, unsigned seed, Findings& findings)
+        : world_(world),
+          fixture_(*world.caches[number]),
+          cache_(world.cache_of(number)),
+          bundles_(world.bundles[number]),
+          findings_(findings),
+          random_(seed) {}
 
     void act(int steps) {
         for (int step = 0; step < steps; ++step) {
@@ -118,17 +125,17 @@ public:
     }
 
 private:
-    std::size_t any() { return random_() % world_.bundles.size(); }
+    std::size_t any() { return random_() % bundles_.size(); }
 
     void act_once() {
         switch (random_() % 16) {
             case 0: follow(); break;
-            case 1: world_.of_cache().sleep(); break;
-            case 2: world_.of_cache().wake(); break;
-            case 3: world_.cache->evict(world_.bundles[any()]); break;
+            case 1: cache_.sleep(); break;
+            case 2: cache_.wake(); break;
+            case 3: fixture_.evict(bundles_[any()]); break;
             case 4: {
-                const std::vector<BundlePtr> bundles = {world_.bundles[any()], world_.bundles[any()]};
-                world_.cache->prefetch(bundles);
+                const std::vector<BundlePtr> bundles = {bundles_[any()], bundles_[any()]};
+                fixture_.prefetch(bundles);
                 break;
             }
             case 5: lease(any(), true); break;
@@ -144,12 +151,12 @@ private:
         order_.clear();
         at_ = 0;
         const std::size_t steps = random_() % 24;
-        const std::size_t among = 1 + random_() % world_.bundles.size();
+        const std::size_t among = 1 + random_() % bundles_.size();
         for (std::size_t i = 0; i < steps; ++i) order_.push_back(random_() % among);
         std::vector<BundlePtr> plan;
-        for (const std::size_t i : order_) plan.push_back(world_.bundles[i]);
+        for (const std::size_t i : order_) plan.push_back(bundles_[i]);
         try {
-            world_.of_cache().follow(std::move(plan), random_() % 4 != 0);
+            cache_.follow(std::move(plan), random_() % 4 != 0);
             ++findings_.followed;
         } catch (const Error& error) {
             if (error.code() != Errc::budget_exceeded) ++findings_.strange_errors;
@@ -157,13 +164,13 @@ private:
     }
     /// Acquires a bundle as Uploader does, or only if it is there.
     void lease(std::size_t number, bool only_if_there) {
-        const BundlePtr& bundle = world_.bundles[number];
+        const BundlePtr& bundle = bundles_[number];
         try {
-            if (auto held = world_.cache->try_acquire(bundle)) {
+            if (auto held = fixture_.try_acquire(bundle)) {
                 if (bundle->cache->follows()) bundle->cache->reached(*bundle);
                 hold({number, std::move(*held)});
             } else if (!only_if_there) {
-                hold({number, world_.cache->acquire(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes)});
+                hold({number, fixture_.acquire(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes)});
                 ++findings_.acquired;
             }
         } catch (const Error& error) {
@@ -182,6 +189,9 @@ private:
     }
 
     World& world_;
+    const CacheFixture& fixture_;
+    Cache& cache_;
+    const std::vector<BundlePtr>& bundles_;
     Findings& findings_;
     std::mt19937 random_;
     std::vector<std::size_t> order_;  // the last plan of this thread
@@ -190,14 +200,14 @@ private:
 };
 
 /// Acquires each bundle alone. Nothing is leased, so that each one fits.
-void acquire_each(const World& world) {
-    for (std::size_t i = 0; i < world.bundles.size(); ++i) {
+void acquire_each(const World& world, std::size_t number) {
+    for (std::size_t i = 0; i < world.numbers.size(); ++i) {
         CAPTURE(i);
         std::optional<Held> held;
         // Faults of uploads that nobody waited for may still be pending. Each one is thrown once.
         const std::size_t most = world.schedule.fails == Fails::nothing ? 0 : world.numbers[i].size();
         for (std::size_t faults = 0; !held && faults <= most; ++faults) {
-            const auto fault = error_of([&] { held.emplace(world.cache->acquire(world.bundles[i])); });
+            const auto fault = error_of([&] { held.emplace(world.caches[number]->acquire(world.bundles[number][i])); });
             if (fault) CHECK((fault->code() == Errc::io_error || fault->code() == Errc::out_of_memory));
         }
         REQUIRE(held.has_value());
@@ -205,11 +215,11 @@ void acquire_each(const World& world) {
     }
 }
 
-/// Stops a cache that follows a plan while a lease is held. Its memory is freed when it ends.
+/// Stops the first cache, which follows a plan, while a lease is held. Its memory is freed when it ends.
 void stop_while_leased(World& world) {
     std::vector<BundlePtr> plan;
-    for (std::size_t i = 4; i < 12; ++i) plan.push_back(world.bundles[i]);
-    Cache& cache = world.of_cache();
+    for (std::size_t i = 4; i < 12; ++i) plan.push_back(world.bundles[0][i]);
+    Cache& cache = world.cache_of(0);
     cache.follow(plan, true);
     std::optional<Held> held = world.cache->acquire(plan[1]);
     world.cache->stop();
@@ -225,7 +235,8 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     World world(schedule, seed);
     Findings findings;
     std::vector<std::thread> threads;
-    for (unsigned t = 0; t < 4; ++t) threads.emplace_back([&, t] { Actor(world, seed * 100 + t, findings).act(80); });
+    for (unsigned t = 0; t < 4; ++t)
+        threads.emplace_back([&, t] { Actor(world, t % schedule.caches, seed * 100 + t, findings).act(80); });
     for (std::thread& thread : threads) thread.join();
 
     CHECK(findings.wrong_values.load() == 0);
@@ -235,10 +246,14 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     CHECK(findings.followed.load() > 0);
 
     world.stop_failing();
-    world.of_cache().wake();
-    world.of_cache().follow({}, true);
-    acquire_each(world);
-    CHECK(world.cache->stats().peak_device_bytes <= schedule.budget);
+    for (unsigned i = 0; i < schedule.caches; ++i) {
+        world.cache_of(i).wake();
+        world.cache_of(i).follow({}, true);
+    }
+    // Tensors of the others make way each time.
+    for (unsigned i = 0; i < schedule.caches; ++i) acquire_each(world, i);
+    CHECK(world.over_budget() == 0);
+    for (unsigned i = 1; i < schedule.caches; ++i) world.caches[i]->stop();
     stop_while_leased(world);
     if (!world.fake) return;
     CHECK(world.fake->peak <= schedule.budget);
@@ -246,12 +261,12 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
 }
 
 /// Runs schedules with a small budget, and with one in which small groups share blocks.
-void run_schedules(bool staged, Fails fails) {
+void run_schedules(bool staged, Fails fails, unsigned caches = 1) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, std::uint64_t{1'200'000}}) {
         CAPTURE(budget);
         for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(12)); ++i)
-            run_schedule({.budget = budget, .staged = staged, .fails = fails}, first + i);
+            run_schedule({.budget = budget, .staged = staged, .fails = fails, .caches = caches}, first + i);
     }
 }
 
@@ -260,6 +275,16 @@ void run_schedules(bool staged, Fails fails) {
 TEST_CASE("random plans on the host") { run_schedules(false, Fails::nothing); }
 
 TEST_CASE("random plans through staging buffers") { run_schedules(true, Fails::nothing); }
+
+TEST_CASE("random plans on caches that share a budget") {
+    run_schedules(false, Fails::nothing, 2);
+    run_schedules(true, Fails::nothing, 2);
+}
+
+TEST_CASE("random plans on caches that share a budget, with reads and allocations that fail") {
+    run_schedules(true, Fails::reads, 2);
+    run_schedules(true, Fails::allocations, 2);
+}
 
 TEST_CASE("random plans with reads that fail on the host") { run_schedules(false, Fails::reads); }
 

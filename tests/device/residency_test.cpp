@@ -158,7 +158,7 @@ public:
         return real.claimed() - before;
     }
     Holding& add(std::uint64_t size, bool shared) {
-        if (shared) CHECK(real.next_block(1) == model.next_block(1));
+        if (shared) CHECK(real.next_block(1, real.shared_bytes()) == model.next_block(1));
         Holding& holding = real.add(size, shared);
         model.pieces.push_back({&holding, size, shared});
         return holding;
@@ -368,7 +368,7 @@ TEST_CASE("blocks double from 4 KiB to 16 MiB, and have a sixteenth of a smaller
         std::uint64_t sum = 0;
         std::uint64_t largest = 0;
         for (int i = 0; i < 15; ++i) {
-            const std::uint64_t size = residency.next_block(1);
+            const std::uint64_t size = residency.next_block(1, residency.shared_bytes());
             CHECK(size == std::min({std::max<std::uint64_t>(sum, 4'096), budget / 16, std::uint64_t{16} << 20}));
             if (size > budget - residency.claimed()) break;
             residency.add(size, true);
@@ -377,7 +377,7 @@ TEST_CASE("blocks double from 4 KiB to 16 MiB, and have a sixteenth of a smaller
         }
         CHECK(largest == std::min(budget / 16, std::uint64_t{16} << 20));
     }
-    CHECK(Residency(1U << 20).next_block(5'000) == 5'120);
+    CHECK(Residency(1U << 20).next_block(5'000, 0) == 5'120);
 }
 
 TEST_CASE("groups up to a quarter of a MiB share blocks, unless the budget is small") {
