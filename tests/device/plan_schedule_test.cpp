@@ -265,7 +265,7 @@ void run_schedules(bool staged, Fails fails, unsigned caches = 1) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, std::uint64_t{1'200'000}}) {
         CAPTURE(budget);
-        for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(12)); ++i)
+        for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(caches > 1 ? 3 : 6)); ++i)
             run_schedule({.budget = budget, .staged = staged, .fails = fails, .caches = caches}, first + i);
     }
 }

@@ -284,7 +284,7 @@ void run_schedules(const Schedule& wanted) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, 2_MiB}) {
         CAPTURE(budget);
-        for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(16)); ++i)
+        for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(wanted.caches > 1 || wanted.mapped ? 4 : 8)); ++i)
             run_schedule(with_budget(wanted, budget), first + i);
     }
 }
