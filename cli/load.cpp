@@ -49,10 +49,6 @@ JsonWriter as_json(const LoadReport& report, bool with_digests) {
     json.key("paths").begin_object();
     json.member("pread", report.stats.bytes_pread).member("direct", report.stats.bytes_direct);
     json.end_object();
-    json.key("path_seconds").begin_object();
-    json.member("pread", seconds_of(report.stats.time_pread));
-    json.member("direct", seconds_of(report.stats.time_direct));
-    json.end_object();
     if (with_digests) {
         json.key("digests").begin_object();
         for (const auto& [name, digest] : report.digests) json.member(name, digest);
