@@ -22,8 +22,6 @@
 namespace safemap::cli {
 namespace {
 
-double seconds_of(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
 struct LoadReport {
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;
@@ -33,7 +31,7 @@ struct LoadReport {
     std::vector<std::pair<std::string, std::string>> digests = {};  // in the order of the checkpoint
 
     double bytes_per_second() const { return seconds > 0 ? static_cast<double>(stats.uploaded_bytes) / seconds : 0; }
-    double stall_seconds() const { return seconds_of(stats.stalled); }
+    double stall_seconds() const { return std::chrono::duration<double>(stats.stalled).count(); }
 };
 
 JsonWriter as_json(const LoadReport& report, bool with_digests) {

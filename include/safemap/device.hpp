@@ -80,9 +80,9 @@ public:
     /// Lets the copies that are queued from now on happen after `event`. The event need not be kept.
     virtual void wait_for(const DeviceEvent& event) = 0;
     /// Returns all bytes of memory that can_be_mapped(), for the host to write to. Blocks until they can be written.
-    /// What the memory held is lost. No work that uses the memory may be in progress, and none may be queued before
-    /// unmap(). Returns an empty span if that is not possible at present, or the memory has no bytes. This
-    /// implementation throws invalid_argument.
+    /// The memory loses its contents. The caller makes sure that no work which uses the memory is in progress, and
+    /// queues none before unmap(). Returns an empty span if the device cannot map the memory at present, or the memory
+    /// has no bytes. This implementation throws invalid_argument.
     virtual std::span<std::byte> map(DeviceMemory& memory);
     /// Gives the bytes from map() back to the device. Work after the next record() sees what was written. Does nothing
     /// for an empty span. This implementation throws invalid_argument.

@@ -11,6 +11,7 @@
 #include "base/chunks.hpp"
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "lazy/narrow.hpp"
 #include "lazy/same_tensor.hpp"
 #include "lazy/whole.hpp"
 
@@ -215,13 +216,6 @@ private:
     Ranges ranges_ = {};
 };
 
-LazyTensor slice_of(const LazyTensor& tensor, std::size_t dimension, Range range) {
-    std::vector<Slice> slices(dimension + 1);
-    slices[dimension] = {.start = static_cast<std::int64_t>(range.first),
-                         .stop = static_cast<std::int64_t>(range.first + range.count)};
-    return tensor.slice(slices);
-}
-
 /// Returns the tensor that the ranges of a dimension make up, one after the other.
 LazyTensor joined(const LazyTensor& tensor, std::size_t dimension, const Ranges& ranges) {
     // Parts are not cast: the whole is.
@@ -232,7 +226,7 @@ LazyTensor joined(const LazyTensor& tensor, std::size_t dimension, const Ranges&
     for (const Range range : ranges) {
         Shape start(shape.size(), 0);
         start[dimension] = shape[dimension];
-        parts.push_back({std::move(start), slice_of(stored, dimension, range)});
+        parts.push_back({std::move(start), narrow(stored, dimension, range.first, range.count)});
         shape[dimension] += range.count;
     }
     return whole(tensor.name(), stored.dtype(), shape, parts).cast(tensor.dtype());
@@ -280,7 +274,7 @@ public:
         const std::uint64_t size = size_of(rule, *dimension, tensor.shape());
         const Ranges ranges = Cut(rule, *dimension, size, rank_).ranges();
         if (ranges.size() > 1) return joins_.join(tensor, *dimension, ranges);
-        return ranges.front().count == size ? tensor : slice_of(tensor, *dimension, ranges.front());
+        return narrow(tensor, *dimension, ranges.front().first, ranges.front().count);
     }
 
 private:

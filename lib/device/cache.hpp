@@ -117,6 +117,8 @@ private:
         Trash(const Trash&) = delete;
         Trash& operator=(const Trash&) = delete;
         void clear() noexcept;
+        /// Makes room for so many cancelled uploads more.
+        void reserve(std::size_t cancelled);
 
         std::vector<std::shared_ptr<Cache>> caches = {};  // caches of other uploaders, whose groups may be here
         Bundles bundles = {};
@@ -160,7 +162,7 @@ private:
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload, bool shared) noexcept;
     std::uint64_t cancellable() const noexcept;
-    bool await_small(Lock& lock, const Request& request, Worker& worker);
+    bool await_small(Lock& lock, const Request& request, Worker& worker, const Trash& trash);
     bool await_own_small(Lock& lock, const Request& request, Worker& worker);
     void expect_cancelled(Trash& trash) const;
     std::uint64_t cancel_latest(std::uint64_t bytes, Trash& trash);

@@ -54,9 +54,7 @@ void Cache::forget(Group& group) noexcept {
 
 /// Cancels the uploads that `which` returns true for, and waits until they are over.
 template <class Which> void Cache::cancel_if(Lock& lock, Trash& trash, Which&& which) {
-    trash.groups.reserve(trash.groups.size() + uploads_.size());
-    trash.uploads.reserve(trash.uploads.size() + uploads_.size());
-    trash.copying.reserve(trash.copying.size() + uploads_.size());
+    trash.reserve(uploads_.size());
     for (auto at = uploads_.begin(); at != uploads_.end();) {
         Upload& upload = **at++;  // cancel() may remove it
         if (!upload.cancelled && which(upload)) cancel(upload, trash);
@@ -140,6 +138,12 @@ void Cache::stop() noexcept {
     evict_all(lock, trash);
     changed_.wait(lock, [&] { return freeing_ == 0; });
     free_kept(lock);
+}
+
+void Cache::Trash::reserve(std::size_t cancelled) {
+    groups.reserve(groups.size() + cancelled);
+    uploads.reserve(uploads.size() + cancelled);
+    copying.reserve(copying.size() + cancelled);
 }
 
 void Cache::Trash::clear() noexcept {

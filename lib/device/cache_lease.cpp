@@ -133,7 +133,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
         absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         uploads.reserve(uploads.size() + absent.size());
         begun = begin(absent, {}, true, trash);
-    } while (begun.size() < absent.size() && await_small(lock, request, worker));
+    } while (begun.size() < absent.size() && await_small(lock, request, worker, trash));
     if (begun.size() < absent.size()) {
         leases.end_under_lock();
         refuse(bundle);
@@ -182,9 +182,7 @@ void Cache::abandon(const Uploads& uploads) noexcept {
     try {
         Trash trash;
         const std::lock_guard lock(mutex_);
-        trash.groups.reserve(uploads.size());
-        trash.uploads.reserve(uploads.size());
-        trash.copying.reserve(uploads.size());
+        trash.reserve(uploads.size());
         for (const auto& upload : uploads)
             if (!upload->finished && is_idle(*upload, false)) cancel(*upload, trash);
     } catch (const std::bad_alloc&) {

@@ -170,27 +170,15 @@ std::uint64_t Cache::cancellable() const noexcept {
     return sum;
 }
 
-/// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it. Returns false without such a
-/// prefetch. Releases the lock meanwhile.
-bool Cache::await_small(Lock& lock, const Request& request, Worker& worker) {
-    if (await_own_small(lock, request, worker)) return true;
-    auto others = budget_->others(*this);
+/// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it; or for a cancelled one that
+/// still writes to its block. Returns false without such a prefetch, here and in the other caches, which admit() put
+/// into `trash`. Releases the lock meanwhile.
+bool Cache::await_small(Lock& lock, const Request& request, Worker& worker, const Trash& trash) {
     const auto await = [&](const auto& other) { return other->await_own_small(lock, request, worker); };
-    bool found = false;
-    try {
-        found = std::ranges::any_of(others, await);
-    } catch (...) {
-        if (lock.owns_lock()) lock.unlock();  // the last owner of a cache must not be destroyed under it
-        throw;
-    }
-    lock.unlock();
-    others.clear();
-    lock.lock();
-    return found;
+    return await_own_small(lock, request, worker) || std::ranges::any_of(trash.caches, await);
 }
 
 bool Cache::await_own_small(Lock& lock, const Request& request, Worker& worker) {
-    // Cancelled ones still write to their block.
     const auto is_writer = [](const Upload* upload) { return upload->block != nullptr; };
     if (std::ranges::any_of(uploads_, is_writer)) {
         require_wanted(request);
@@ -216,9 +204,7 @@ void Cache::expect_cancelled(Trash& trash) const {
         count += cache->uploads_.size();
         if (auto shared = cache->weak_from_this().lock()) trash.caches.push_back(std::move(shared));
     }
-    trash.groups.reserve(trash.groups.size() + count);
-    trash.uploads.reserve(trash.uploads.size() + count);
-    trash.copying.reserve(trash.copying.size() + count);
+    trash.reserve(count);
 }
 
 /// Cancels prefetches, the latest first, until they release `bytes`. Returns how much of `bytes` they release.

@@ -4,6 +4,7 @@
 #include "base/checked.hpp"
 #include "base/text.hpp"
 #include "distributed/mean.hpp"
+#include "lazy/narrow.hpp"
 
 #include <safemap/error.hpp>
 
@@ -49,14 +50,6 @@ struct Merged {
 };
 
 using Slices = std::vector<const LazyTensor*>;
-
-/// Returns a slice of `value`: `count` indices from `first` on along a dimension.
-LazyTensor narrow(const LazyTensor& value, std::size_t dimension, std::uint64_t first, std::uint64_t count) {
-    if (first == 0 && count == value.shape()[dimension]) return value;
-    std::vector<Slice> slices(dimension + 1);
-    slices[dimension] = {.start = static_cast<std::int64_t>(first), .stop = static_cast<std::int64_t>(first + count)};
-    return value.slice(slices);
-}
 
 /// Returns why slices cannot be joined along a dimension; empty if they can. Slices without elements fit anywhere.
 std::string misfit(const Slices& slices, std::size_t dimension) {

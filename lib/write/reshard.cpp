@@ -4,6 +4,7 @@
 #include <safemap/advanced/dtypes.hpp>
 
 #include "base/chunks.hpp"
+#include "lazy/narrow.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/sharding_info.hpp"
 #include "tensor/raw_dtype.hpp"
@@ -23,12 +24,6 @@ std::uint64_t size_to_cut(const LazyTensor& tensor, std::uint32_t dimension) {
     const std::uint64_t size = shape[dimension];
     // Slices count in 64 bits with a sign.
     return size > std::uint64_t{std::numeric_limits<std::int64_t>::max()} ? 0 : size;
-}
-
-LazyTensor slice_of(const LazyTensor& tensor, std::uint32_t dimension, std::uint64_t start, std::uint64_t stop) {
-    std::vector<Slice> slices(dimension + std::size_t{1});
-    slices[dimension] = {.start = static_cast<std::int64_t>(start), .stop = static_cast<std::int64_t>(stop)};
-    return tensor.slice(slices);
 }
 
 }  // namespace
@@ -55,7 +50,7 @@ RankParts cut_for_ranks(std::span<const LazyTensor> tensors, std::span<const Cho
             if (stop - start == sizes[i]) {
                 if (rank == 0) add(tensor, i, 0);
             } else if (start < stop) {
-                add(slice_of(tensor, dimension, start, stop), i, start);
+                add(narrow(tensor, dimension, start, stop - start), i, start);
             }
         }
         parts.ends.push_back(parts.tensors.size());
