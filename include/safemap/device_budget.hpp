@@ -18,15 +18,18 @@ struct DeviceBudgetOptions {
     /// Device memory in bytes, of all uploaders together. 0: nine tenths of the memory that is free when the
     /// DeviceBudget is made.
     std::uint64_t device_bytes = 0;
-    /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB.
-    std::uint64_t staging_bytes = 32ULL << 20;
+    /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB. 0: 256 MiB
+    /// for CUDA, where it is page-locked, and 32 MiB for other devices. It is allocated when needed. The budgets of a
+    /// process share it: together they take no more than the one that may have most, and each may have two
+    /// buffers of up to 8 MiB.
+    std::uint64_t staging_bytes = 0;
 };
 
 /// Counters of all uploaders of a DeviceBudget, in bytes.
 struct DeviceBudgetStats {
     std::uint64_t device_bytes = 0;        ///< allocated on the device, kept memory included
     std::uint64_t peak_device_bytes = 0;   ///< maximum of device_bytes; never above the budget
-    std::uint64_t peak_staging_bytes = 0;  ///< maximum of staging
+    std::uint64_t peak_staging_bytes = 0;  ///< maximum of staging; 0 if the device needs none
 };
 
 /// One budget for the uploaders of a device, such as those of a model and its draft model. `device_budget` of an
@@ -48,7 +51,7 @@ struct DeviceBudgetStats {
 ///     safemap::Uploader draft(memory, checkpoint, {.device_budget = 1_GiB});
 class SAFEMAP_API DeviceBudget {
 public:
-    /// Allocates nothing. Throws invalid_argument if `staging_bytes` is below 4 KiB.
+    /// Allocates nothing. Throws invalid_argument if `staging_bytes` is from 1 to 4,095.
     explicit DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options = {});
 
     const std::shared_ptr<Device>& device() const noexcept;

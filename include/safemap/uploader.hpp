@@ -26,8 +26,8 @@ struct UploadOptions {
     /// ones. 0: nine tenths of the memory that is free when the Uploader is made; of a DeviceBudget, all of it. What is
     /// beyond a DeviceBudget has no effect.
     std::uint64_t device_budget = 0;
-    /// Host memory in bytes for staging, if the device needs it; at least 4 KiB. A DeviceBudget has its own.
-    std::uint64_t staging_bytes = 32ULL << 20;
+    /// Host memory in bytes for staging, as in DeviceBudgetOptions. A DeviceBudget has its own.
+    std::uint64_t staging_bytes = 0;
 
     // Options that affect performance.
     /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 4. All uploaders of
@@ -76,7 +76,7 @@ struct UploadStats {
 class SAFEMAP_API Uploader {
 public:
     /// Makes an uploader, and starts no thread before the first upload. Throws invalid_argument if `staging_bytes` is
-    /// below 4 KiB.
+    /// from 1 to 4,095.
     Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options = {});
     /// Makes an uploader to the device of `budget`, which it shares with others.
     Uploader(const DeviceBudget& budget, Checkpoint checkpoint, const UploadOptions& options = {});

@@ -17,13 +17,19 @@ namespace {
 constexpr std::uint64_t most_slab = 8_MiB;
 constexpr std::uint64_t least_staging = 4_KiB;
 
-std::uint64_t choose_staging(const DeviceBudgetOptions& options) {
+// A GPU copies 256 MiB in 5 ms at 50 GB/s. So long may readers be held up.
+constexpr std::uint64_t staging_for_cuda = 256_MiB;
+constexpr std::uint64_t staging_for_others = 32_MiB;
+
+std::uint64_t choose_staging(const Device& device, const DeviceBudgetOptions& options) {
+    if (options.staging_bytes == 0)
+        return device.stream_kind() == NativeStream::Kind::cuda ? staging_for_cuda : staging_for_others;
     if (options.staging_bytes >= least_staging) return options.staging_bytes;
     throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
                                             "; expected at least " + std::to_string(least_staging));
 }
 
-std::uint64_t slab_bytes(const DeviceBudgetOptions& options) { return std::min(most_slab, choose_staging(options)); }
+std::uint64_t slab_bytes(std::uint64_t staging_bytes) { return std::min(most_slab, staging_bytes); }
 
 std::uint64_t choose_budget(const Device& device, const DeviceBudgetOptions& options) {
     return options.device_bytes > 0 ? options.device_bytes : device.free_memory() / 10 * 9;
@@ -33,7 +39,8 @@ std::uint64_t choose_budget(const Device& device, const DeviceBudgetOptions& opt
 
 Budget::Budget(std::shared_ptr<Device> of, const DeviceBudgetOptions& options)
     : device(std::move(of)),
-      staging(device, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
+      staging_limit(choose_staging(*device, options)),
+      staging(device, slab_bytes(staging_limit), staging_limit / slab_bytes(staging_limit)),
       claimed{.limit = choose_budget(*device, options)},
       allocated{.limit = claimed.limit} {}
 
@@ -61,7 +68,7 @@ DeviceBudgetStats DeviceBudget::stats() const {
     const std::lock_guard lock(shared_->mutex);
     return {.device_bytes = shared_->allocated.used,
             .peak_device_bytes = shared_->allocated.peak,
-            .peak_staging_bytes = shared_->staging.allocated()};
+            .peak_staging_bytes = shared_->staging.peak()};
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -48,6 +48,7 @@ struct Budget {
     std::uint64_t equal_part() const noexcept { return claimed.limit / std::max<std::size_t>(caches.size(), 1); }
 
     const std::shared_ptr<Device> device;
+    const std::uint64_t staging_limit;
     StagingRing staging;
 
     std::mutex mutex;

@@ -67,7 +67,7 @@ UploadStats Cache::stats() const {
     UploadStats stats = stats_;
     stats.resident_bytes = residency_.resident();
     stats.peak_device_bytes = heap_.peak();
-    stats.peak_staging_bytes = staging_.allocated();
+    stats.peak_staging_bytes = staging_.peak();
     stats.stalled = std::chrono::nanoseconds(stalled_);
     paths_.report(stats);
     return stats;

@@ -55,7 +55,7 @@ FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Layout la
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
     std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
-        staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+        staging_.lend(Device::Lane::bulk, [&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
             const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
                                            queue = &queue_;
                                            copy(*slab, to, from);

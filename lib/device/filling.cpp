@@ -14,7 +14,7 @@ void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Wo
 
 void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                           Device::Lane lane) {
-    staging_.lend([&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+    staging_.lend(lane, [&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
         const auto entered = [&]() -> DeviceQueue& {
             if (queue == nullptr) queue = &enter(lane);
             return *queue;

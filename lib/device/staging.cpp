@@ -1,13 +1,26 @@
-// The ring of buffers between readers and a device whose memory cannot be read into.
-
+// The buffers between readers and devices whose memory cannot be read into.
 #include "device/staging.hpp"
 
 #include "device/fences.hpp"
 
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// Returns true if no copy reads the buffer. An event that cannot tell is not done: who waits for it learns why.
+bool is_read(const std::shared_ptr<DeviceEvent>& copy) noexcept {
+    try {
+        return !copy || copy->done();
+    } catch (...) {
+        return false;
+    }
+}
+
+}  // namespace
 
 StagingRing::Loan::Loan(StagingRing& ring, Slot slot) noexcept : ring_(&ring), slot_(std::move(slot)) {}
 
@@ -18,29 +31,55 @@ StagingRing::Loan::~Loan() {
     if (ring_ != nullptr) ring_->give_back(std::move(slot_));
 }
 
-StagingRing::StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), count_(count) {
+std::shared_ptr<StagingPool> StagingPool::of_process() {
+    static std::mutex mutex;
+    static std::weak_ptr<StagingPool> shared;
+    const std::lock_guard lock(mutex);
+    auto pool = shared.lock();
+    if (!pool) shared = pool = std::make_shared<StagingPool>();
+    return pool;
+}
+
+StagingRing::StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count,
+                         std::shared_ptr<StagingPool> pool)
+    : device_(std::move(device)), buffer_bytes_(buffer_bytes), pool_(std::move(pool)), count_(count) {
     free_.reserve(count);  // so that give_back() cannot fail
+    const std::lock_guard lock(pool_->mutex);
+    pool_->rings.push_back(this);
 }
 
 StagingRing::~StagingRing() {
-    for (const Slot& slot : free_)
+    std::vector<Slot> slots;
+    {
+        const std::lock_guard lock(pool_->mutex);
+        slots = std::move(free_);
+    }
+    for (const Slot& slot : slots)
         if (slot.copy) wait_until_done(*slot.copy);
+    slots.clear();
+    const std::lock_guard lock(pool_->mutex);
+    std::erase(pool_->rings, this);
 }
 
 std::uint64_t StagingRing::allocated() const {
-    const std::lock_guard lock(mutex_);
-    return allocated_ * buffer_bytes_;
+    const std::lock_guard lock(pool_->mutex);
+    return bytes();
 }
 
-StagingRing::Loan StagingRing::take() {
-    Loan loan(*this, take_slot());
+std::uint64_t StagingRing::peak() const {
+    const std::lock_guard lock(pool_->mutex);
+    return peak_ * buffer_bytes_;
+}
+
+StagingRing::Loan StagingRing::take(Device::Lane lane) {
+    Loan loan(*this, take_slot(lane));
     if (const auto copy = std::move(loan.slot_.copy)) wait_until_done(*copy);
     return loan;
 }
 
-void StagingRing::lend(const std::function<void(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
-    Loan loan = take();
+void StagingRing::lend(Device::Lane lane,
+                       const std::function<void(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
+    Loan loan = take(lane);
     DeviceQueue* queue = nullptr;
     std::exception_ptr fault;
     try {
@@ -57,37 +96,108 @@ void StagingRing::lend(const std::function<void(const std::shared_ptr<StagingBuf
     if (fault) std::rethrow_exception(fault);
 }
 
-StagingRing::Slot StagingRing::take_slot() {
-    std::unique_lock lock(mutex_);
-    given_back_.wait(lock, [&] { return !free_.empty() || allocated_ < count_; });
-    const bool ready = !free_.empty() && (!free_.front().copy || free_.front().copy->done());
-    if (ready || allocated_ == count_) {
-        Slot slot = std::move(free_.front());
-        free_.erase(free_.begin());
-        return slot;
+/// Takes a buffer whose copy is done, or allocates one. Otherwise waits for one, whose copy may be in progress.
+StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
+    Slot given_up;
+    std::unique_lock lock(pool_->mutex);
+    for (;;) {
+        auto found = find_done(lane);
+        if (found == free_.end() && may_grow(lane, given_up)) break;
+        if (found == free_.end()) found = find_next(lane);
+        if (found != free_.end()) return take_out(found, lane);
+        changed_.wait(lock);
     }
-    ++allocated_;
+    count_use(lane, 1);
     lock.unlock();
+    given_up.buffer.reset();  // without the lock
     try {
-        return {device_->allocate_staging(buffer_bytes_), nullptr};
+        return {device_->allocate_staging(buffer_bytes_), nullptr, lane};
     } catch (...) {
         lock.lock();
+        count_use(lane, -1);
         --allocated_;
         // Continues with fewer buffers than requested.
         if (allocated_ > 0) count_ = allocated_;
-        given_back_.notify_all();
+        changed_.notify_all();
         if (allocated_ == 0) throw;
     }
     lock.unlock();
-    return take_slot();
+    return take_slot(lane);
+}
+
+/// Returns true if the bulk lane, which leaves a buffer to the other one, may have this free one.
+bool StagingRing::may_be_bulk(const Slot& slot) const noexcept {
+    return slot.lane == Device::Lane::bulk || bulk_ + 1 < count_ || count_ == 1;
+}
+
+/// Returns a free buffer for the lane that no copy reads, or the end.
+StagingRing::Slots::iterator StagingRing::find_done(Device::Lane lane) noexcept {
+    std::array<bool, 2> busy = {};  // lanes with a copy in progress: their later copies are not done either
+    return std::ranges::find_if(free_, [&](const Slot& slot) {
+        bool& is_busy = busy[static_cast<std::size_t>(slot.lane)];
+        if (is_busy || (lane == Device::Lane::bulk && !may_be_bulk(slot))) return false;
+        is_busy = !is_read(slot.copy);
+        return !is_busy;
+    });
+}
+
+/// Returns the free buffer that a lane can wait for, or the end: the demand lane waits for no copy of the other one
+/// while another buffer will be given back.
+StagingRing::Slots::iterator StagingRing::find_next(Device::Lane lane) noexcept {
+    return std::ranges::find_if(free_, [&](const Slot& slot) {
+        if (lane == Device::Lane::bulk) return may_be_bulk(slot);
+        return slot.lane == Device::Lane::demand || bulk_ == allocated_;
+    });
+}
+
+StagingRing::Slot StagingRing::take_out(Slots::iterator found, Device::Lane lane) noexcept {
+    Slot slot = std::move(*found);
+    free_.erase(found);
+    count_use(slot.lane, -1);
+    count_use(lane, 1);
+    slot.lane = lane;
+    return slot;
+}
+
+void StagingRing::count_use(Device::Lane lane, int change) noexcept {
+    if (lane == Device::Lane::bulk) bulk_ += static_cast<std::size_t>(change);
+}
+
+/// Counts one more buffer, if the ring may have it for the lane. Another ring may have to give one up for it.
+bool StagingRing::may_grow(Device::Lane lane, Slot& given_up) {
+    const bool takes_last = lane == Device::Lane::bulk && bulk_ + 1 == count_ && count_ > 1;
+    if (allocated_ == count_ || takes_last) return false;
+    const bool needs_one = allocated_ == 0 || (lane == Device::Lane::demand && bulk_ == allocated_);
+    if (!needs_one && !is_room_in_pool()) {
+        StagingRing& largest = **std::ranges::max_element(pool_->rings, {}, &StagingRing::bytes);
+        const bool keeps_more = largest.bytes() >= bytes() + buffer_bytes_ + largest.buffer_bytes_;
+        if (!keeps_more || largest.buffer_bytes_ < buffer_bytes_) return false;
+        const auto done = largest.find_done(Device::Lane::demand);
+        if (done == largest.free_.end()) return false;
+        given_up = largest.take_out(done, Device::Lane::demand);
+        --largest.allocated_;
+    }
+    ++allocated_;
+    peak_ = std::max(peak_, allocated_);
+    return true;
+}
+
+bool StagingRing::is_room_in_pool() const noexcept {
+    std::uint64_t all = 0;
+    std::uint64_t most = 0;
+    for (const StagingRing* const ring : pool_->rings) {
+        all += ring->bytes();
+        most = std::max<std::uint64_t>(most, ring->count_ * ring->buffer_bytes_);
+    }
+    return all + buffer_bytes_ <= most;
 }
 
 void StagingRing::give_back(Slot slot) noexcept {
     {
-        const std::lock_guard lock(mutex_);
+        const std::lock_guard lock(pool_->mutex);
         free_.push_back(std::move(slot));
     }
-    given_back_.notify_one();
+    changed_.notify_all();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,4 +1,5 @@
-// The ring of buffers between readers and a device whose memory cannot be read into.
+// The buffers between readers and devices whose memory cannot be read into: a ring for each budget, and one limit for
+// the rings of the process.
 #pragma once
 
 #include <safemap/device.hpp>
@@ -14,20 +15,43 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
+class StagingRing;
+
+/// The staging of a process, which the rings of its devices share. Together they have no more bytes than the one of
+/// them that may have most, but each may have a buffer for each lane. So no ring waits for another one, and none has to
+/// be told how many there are.
+struct StagingPool {
+    /// Returns the pool of this process. It lives as long as somebody holds it.
+    static std::shared_ptr<StagingPool> of_process();
+
+    std::mutex mutex;  // guards the rings, too
+    std::vector<StagingRing*> rings;
+};
+
 /// A ring of buffers of one size, allocated when first needed. Each buffer is fenced by the event of the last copy out
 /// of it, so no thread gets a buffer that the device may still read. All members may be called from several threads at
 /// once.
+///
+/// If there are two buffers or more, copies of the bulk lane never have all of them: such copies may be behind work of
+/// the caller that takes long, and what somebody waits for must not be behind them.
+///
+/// A ring that needs a buffer when the pool has none left takes one that is not in use from the largest ring, if that
+/// has more even afterwards. The buffer is freed, because devices cannot share it in general.
 class StagingRing {
 public:
-    StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count);
+    /// Allocates nothing. The ring has at most `count` buffers of `buffer_bytes`.
+    StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count,
+                std::shared_ptr<StagingPool> pool = StagingPool::of_process());
     /// Waits for the copies in progress.
     ~StagingRing();
     StagingRing(const StagingRing&) = delete;
     StagingRing& operator=(const StagingRing&) = delete;
 
     std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
-    /// Returns the bytes of all buffers. Buffers are kept until the ring is destroyed.
+    /// Returns the bytes of all buffers.
     std::uint64_t allocated() const;
+    /// Returns the maximum of allocated().
+    std::uint64_t peak() const;
 
     /// A buffer on loan, from take() until the loan goes out of scope.
     class Loan {
@@ -43,8 +67,9 @@ public:
     private:
         friend class StagingRing;
         struct Slot {
-            std::shared_ptr<StagingBuffer> buffer;
-            std::shared_ptr<DeviceEvent> copy;
+            std::shared_ptr<StagingBuffer> buffer = {};
+            std::shared_ptr<DeviceEvent> copy = {};
+            Device::Lane lane = Device::Lane::demand;  // the one that used it last
         };
         Loan(StagingRing& ring, Slot slot) noexcept;
 
@@ -52,27 +77,41 @@ public:
         Slot slot_;
     };
 
-    /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
-    /// be allocated.
-    Loan take();
+    /// Takes a buffer for copies of a lane. Waits until there is one and the device is done with it. Throws
+    /// out_of_memory if no buffer can be allocated.
+    Loan take(Device::Lane lane);
 
-    /// Takes a buffer, lets `fill` read into it and queue copies out of it, and keeps the buffer in use until they are
-    /// done, even if `fill` throws. `fill` sets `queue` before it queues a copy. Throws what `fill` throws,
-    /// out_of_memory and device_failed.
-    void lend(const std::function<void(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
+    /// Takes a buffer for copies of a lane, lets `fill` read into it and queue copies out of it, and keeps the buffer
+    /// in use until they are done, even if `fill` throws. `fill` sets `queue` before it queues a copy. Throws what
+    /// `fill` throws, out_of_memory and device_failed.
+    void lend(Device::Lane lane,
+              const std::function<void(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
 
 private:
     using Slot = Loan::Slot;
-    Slot take_slot();
+    using Slots = std::vector<Slot>;
+    Slot take_slot(Device::Lane lane);
     void give_back(Slot slot) noexcept;
+
+    // Under the mutex of the pool.
+    std::uint64_t bytes() const noexcept { return allocated_ * buffer_bytes_; }
+    bool may_be_bulk(const Slot& slot) const noexcept;
+    Slots::iterator find_done(Device::Lane lane) noexcept;
+    Slots::iterator find_next(Device::Lane lane) noexcept;
+    Slot take_out(Slots::iterator found, Device::Lane lane) noexcept;
+    void count_use(Device::Lane lane, int change) noexcept;
+    bool may_grow(Device::Lane lane, Slot& given_up);
+    bool is_room_in_pool() const noexcept;
 
     const std::shared_ptr<Device> device_;
     const std::uint64_t buffer_bytes_;
-    mutable std::mutex mutex_;
-    std::condition_variable given_back_;
-    std::vector<Slot> free_;  // longest free first: its copy is the most likely to be done
+    const std::shared_ptr<StagingPool> pool_;
+    std::condition_variable changed_;
+    Slots free_;  // longest free first: its copy is the most likely to be done
     std::size_t count_;
     std::size_t allocated_ = 0;
+    std::size_t bulk_ = 0;  // buffers of the bulk lane: by their last use
+    std::size_t peak_ = 0;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -243,6 +243,36 @@ TEST_CASE("two threads that want small tensors of one block both get it, though 
     CHECK(ground.stub.take_findings() == "");
 }
 
+TEST_CASE("what is acquired does not wait for prefetches whose copies are held up") {
+    StubCuda stub;
+    const auto device = Device::open("cuda");
+    {
+        std::vector<std::unique_ptr<Bytes>> prefetched;
+        for (int i = 0; i < 6; ++i) prefetched.push_back(std::make_unique<Bytes>("p" + std::to_string(i), 300'000));
+        Bytes wanted("wanted", 300'000);
+        const CacheFixture cache(device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 4});
+        stub.hold(stub.stream(1));
+        std::vector<BundlePtr> bundles;
+        for (const auto& one : prefetched) bundles.push_back(cache.bundle(one->tensor));
+        cache.prefetch(bundles);
+        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 16_MiB; }));
+        std::this_thread::sleep_for(20ms);  // more readers wait for slabs
+        const auto bundle = cache.bundle(wanted.tensor);
+        std::atomic<bool> is_there = false;
+        std::thread acquires([&] {
+            const Held held = cache.acquire(bundle);
+            CHECK(read_back(*device, held[0]) == value_of(wanted.tensor));
+            is_there = true;
+        });
+        CHECK(soon([&] { return is_there.load(); }));
+        CHECK(cache.stats().peak_staging_bytes == 24_MiB);
+        stub.release(stub.stream(1));
+        acquires.join();
+        for (const auto& one : bundles) CHECK_OK(cache.acquire(one));
+    }
+    CHECK(stub.take_findings() == "");
+}
+
 TEST_CASE("a plan goes on when a ticket is for tensors that are there") {
     Ground ground(130'000);
     std::vector<Bundle> order;

@@ -187,6 +187,19 @@ TEST_CASE("a child process cannot use the device of its parent, and does not cra
     CHECK(ground.arrived());
 }
 
+// This process must not have used the driver, so the test is not among the others.
+TEST_CASE("before first use, a process may fork, and its child has the device" * doctest::skip()) {
+    const auto works = [] {
+        StubCuda stub;
+        CudaGround ground(1_KiB);
+        ground.copy_all(ground.demand);
+        ground.demand.record()->wait();
+        return ground.arrived() && stub.take_findings().empty();
+    };
+    CHECK(true_in_child(works));
+    CHECK(works());
+}
+
 TEST_CASE("threads share a device") {
     StubCuda stub;
     stub.set("lag", 2);

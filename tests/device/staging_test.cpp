@@ -1,15 +1,101 @@
-// Tests staging buffers, whose reuse must wait for their copies.
+// Tests staging buffers: their reuse waits for their copies, the bulk lane leaves one to the demand lane, and the rings
+// of a process share a limit.
 #include "device/staging.hpp"
 
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <random>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 
 using safemap::Device;
 using safemap::Errc;
+using safemap::device::StagingPool;
 using safemap::device::StagingRing;
+
+namespace {
+
+using Lane = Device::Lane;
+
+/// An event that happens when a test says so.
+class Switch final : public safemap::DeviceEvent {
+public:
+    bool done() const override {
+        const std::lock_guard lock(mutex_);
+        return done_;
+    }
+    bool wait_until(std::chrono::steady_clock::time_point) const override {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return done_; });
+        return true;
+    }
+    void set() {
+        const std::lock_guard lock(mutex_);
+        done_ = true;
+        changed_.notify_all();
+    }
+
+private:
+    mutable std::mutex mutex_;
+    mutable std::condition_variable changed_;
+    bool done_ = false;
+};
+
+/// A device that only has staging, and counts the bytes of the buffers that exist.
+class Buffers final : public Device {
+public:
+    std::atomic<std::uint64_t> bytes = 0;
+    std::atomic<bool> refuses = false;
+
+    const std::string& name() const noexcept override { return name_; }
+    std::uint64_t free_memory() const override { return 0; }
+    std::shared_ptr<safemap::DeviceMemory> allocate(std::uint64_t) override { return nullptr; }
+    std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override {
+        if (refuses) throw safemap::Error(Errc::out_of_memory, "nothing to lock");
+        return std::make_shared<Buffer>(bytes, size);
+    }
+    safemap::DeviceQueue& queue(Lane) override { throw std::logic_error("no copies"); }
+    void copy_to_host(std::span<std::byte>, const safemap::DeviceMemory&, std::uint64_t) override {}
+
+private:
+    struct Buffer final : safemap::StagingBuffer {
+        Buffer(std::atomic<std::uint64_t>& of, std::uint64_t size) : all(of), memory(size) { all += size; }
+        ~Buffer() override { all -= memory.size(); }
+        std::span<std::byte> bytes() const noexcept override { return memory; }
+        std::atomic<std::uint64_t>& all;
+        mutable std::vector<std::byte> memory;
+    };
+    const std::string name_ = "buffers";
+};
+
+/// Takes a buffer and gives it back with a copy that is in progress until the event happens.
+std::shared_ptr<Switch> start_copy(StagingRing& ring, Lane lane) {
+    auto copy = std::make_shared<Switch>();
+    ring.take(lane).fence(copy);
+    return copy;
+}
+
+/// Takes a buffer on another thread.
+std::future<std::optional<StagingRing::Loan>> take_soon(StagingRing& ring, Lane lane) {
+    return std::async(std::launch::async, [&ring, lane] { return std::optional(ring.take(lane)); });
+}
+
+bool waits(const std::future<std::optional<StagingRing::Loan>>& taking) {
+    return taking.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout;
+}
+
+}  // namespace
 
 TEST_CASE("the fake device detects a write to a staging buffer whose copy is not done") {
     const auto device = std::make_shared<FakeDevice>();
@@ -33,7 +119,7 @@ TEST_CASE("a buffer is reused only after its copy is done") {
     auto& queue = device->queue(Device::Lane::bulk);
     StagingRing ring(device, 100, 2);
     for (int i = 0; i < 50; ++i) {
-        auto loan = ring.take();
+        auto loan = ring.take(Device::Lane::bulk);
         std::fill(loan.buffer()->bytes().begin(), loan.buffer()->bytes().end(), static_cast<std::byte>(i));
         queue.copy(*memory, 0, *loan.buffer(), {0, 100});
         loan.fence(queue.record());
@@ -50,20 +136,20 @@ TEST_CASE("a copy with which the device fails returns its buffer too") {
     auto& queue = device->queue(Device::Lane::bulk);
     device->fail_device = 0;
     {
-        auto loan = ring.take();
+        auto loan = ring.take(Device::Lane::bulk);
         queue.copy(*memory, 0, *loan.buffer(), {0, 4});
         loan.fence(queue.record());
     }
-    CHECK_OK(ring.take());
-    CHECK_OK(ring.take());
+    CHECK_OK(ring.take(Device::Lane::bulk));
+    CHECK_OK(ring.take(Device::Lane::bulk));
 }
 
 TEST_CASE("uploads continue with fewer buffers than requested") {
     const auto device = std::make_shared<FakeDevice>();
     StagingRing ring(device, 10, 3);
     device->fail_staging = 1;
-    std::optional<StagingRing::Loan> first = ring.take();
-    std::thread waits([&] { CHECK_OK(ring.take()); });
+    std::optional<StagingRing::Loan> first = ring.take(Device::Lane::bulk);
+    std::thread waits([&] { CHECK_OK(ring.take(Device::Lane::bulk)); });
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     first.reset();
     waits.join();
@@ -74,6 +160,234 @@ TEST_CASE("without any buffer, taking one fails, and succeeds when there is memo
     const auto device = std::make_shared<FakeDevice>();
     StagingRing ring(device, 10, 2);
     device->fail_staging = 0;
-    CHECK_FAULT(ring.take(), Errc::out_of_memory);
-    CHECK_OK(ring.take());
+    CHECK_FAULT(ring.take(Device::Lane::bulk), Errc::out_of_memory);
+    CHECK_OK(ring.take(Device::Lane::bulk));
+}
+
+TEST_CASE("copies of the bulk lane leave a buffer to the demand lane") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 3);
+    const auto first = start_copy(ring, Lane::bulk);
+    const auto second = start_copy(ring, Lane::bulk);
+    auto bulk = take_soon(ring, Lane::bulk);
+    CHECK(waits(bulk));
+    start_copy(ring, Lane::demand)->set();
+    CHECK(ring.allocated() == 30);
+    CHECK(waits(bulk));  // also where the buffer of the demand lane is free
+    start_copy(ring, Lane::demand)->set();
+    first->set();
+    CHECK_OK(bulk.get());
+    second->set();
+}
+
+TEST_CASE("the demand lane waits for no copy of the bulk lane") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 2);
+    const auto held = start_copy(ring, Lane::bulk);
+    std::optional<StagingRing::Loan> other = ring.take(Lane::demand);
+    auto demand = take_soon(ring, Lane::demand);
+    CHECK(waits(demand));
+    SUBCASE("it gets the buffer of another demand") { other.reset(); }
+    SUBCASE("it gets a buffer of the bulk lane whose copy is done") {
+        held->set();
+        static_cast<void>(ring.take(Lane::bulk));  // wakes those that wait
+    }
+    CHECK_OK(demand.get());
+    held->set();
+}
+
+TEST_CASE("a ring of one buffer lends it to both lanes") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 1);
+    for (const auto lane : {Lane::bulk, Lane::demand, Lane::demand, Lane::bulk, Lane::bulk}) {
+        const auto copy = start_copy(ring, lane);
+        auto next = take_soon(ring, Lane::demand);
+        CHECK(waits(next));
+        copy->set();
+        CHECK_OK(next.get());
+    }
+}
+
+TEST_CASE("a buffer behind one whose copy is in progress is found") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 2);
+    const auto held = start_copy(ring, Lane::bulk);
+    start_copy(ring, Lane::demand)->set();
+    CHECK_OK(ring.take(Lane::demand));
+    held->set();
+}
+
+TEST_CASE("rings share the limit of the one that may have most") {
+    const auto device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    StagingRing large(device, 10, 4, pool);
+    StagingRing small(device, 10, 2, pool);
+    std::vector<StagingRing::Loan> loans;
+    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    // One is always there.
+    std::optional<StagingRing::Loan> one = small.take(Lane::demand);
+    CHECK(device->bytes == 50);
+    const auto copy = std::make_shared<Switch>();
+    loans.back().fence(copy);
+    loans.pop_back();
+    auto second = take_soon(small, Lane::demand);
+    CHECK(waits(second));  // a copy reads the free buffer of the other ring
+    copy->set();
+    CHECK_OK(small.take(Lane::demand));
+    CHECK(small.allocated() == 20);
+    CHECK(device->bytes == 50);
+    CHECK_OK(second.get());
+}
+
+TEST_CASE("beyond the limit, a ring has a buffer for each lane") {
+    const auto device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    StagingRing large(device, 10, 4, pool);
+    StagingRing small(device, 10, 4, pool);
+    std::vector<StagingRing::Loan> loans;
+    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    const auto held = start_copy(small, Lane::bulk);
+    std::optional<StagingRing::Loan> demand = small.take(Lane::demand);
+    CHECK(device->bytes == 60);
+    auto third = take_soon(small, Lane::demand);
+    CHECK(waits(third));
+    demand.reset();
+    CHECK_OK(third.get());
+    CHECK(device->bytes == 60);
+    held->set();
+}
+
+TEST_CASE("a ring takes idle buffers of a larger one, which keeps more") {
+    const auto device = std::make_shared<Buffers>();
+    const auto other_device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    StagingRing first(device, 10, 8, pool);
+    StagingRing second(other_device, 10, 8, pool);
+    {
+        std::vector<StagingRing::Loan> loans;
+        for (int i = 0; i < 8; ++i) loans.push_back(first.take(Lane::demand));
+    }
+    CHECK(first.allocated() == 80);
+    // The first one is beyond the limit, and the next three are those of the other ring.
+    std::vector<StagingRing::Loan> loans;
+    for (int i = 0; i < 4; ++i) loans.push_back(second.take(Lane::demand));
+    CHECK(first.allocated() == 50);
+    CHECK(device->bytes == 50);
+    CHECK(second.allocated() == 40);
+    auto fifth = take_soon(second, Lane::demand);
+    CHECK(waits(fifth));
+    loans.pop_back();
+    CHECK_OK(fifth.get());
+    CHECK(first.peak() == 80);
+    CHECK(second.peak() == 40);
+}
+
+TEST_CASE("a ring takes no larger ring's buffers that are smaller than its own") {
+    const auto device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    StagingRing first(device, 10, 8, pool);
+    StagingRing second(device, 20, 2, pool);
+    {
+        std::vector<StagingRing::Loan> loans;
+        for (int i = 0; i < 8; ++i) loans.push_back(first.take(Lane::demand));
+    }
+    std::optional<StagingRing::Loan> one = second.take(Lane::demand);
+    auto another = take_soon(second, Lane::demand);
+    CHECK(waits(another));
+    one.reset();
+    CHECK_OK(another.get());
+    CHECK(first.allocated() == 80);
+}
+
+TEST_CASE("the end of a ring leaves its part to the others") {
+    const auto device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    StagingRing stays(device, 10, 2, pool);
+    {
+        StagingRing goes(device, 10, 2, pool);
+        const auto one = goes.take(Lane::demand);
+        const auto two = goes.take(Lane::demand);
+        const auto mine = stays.take(Lane::demand);
+        CHECK(device->bytes == 30);
+    }
+    CHECK(pool->rings.size() == 1);
+    CHECK(device->bytes == 10);
+    const auto one = stays.take(Lane::demand);
+    const auto two = stays.take(Lane::demand);
+    CHECK(device->bytes == 20);
+}
+
+TEST_CASE("a thread that waits for a buffer tries itself when another one's allocation fails") {
+    const auto device = std::make_shared<FakeDevice>();
+    for (int i = 0; i < 50; ++i) {
+        StagingRing ring(device, 10, 1);
+        device->fail_staging = 0;
+        std::atomic<int> failed = 0;
+        const auto take = [&] {
+            try {
+                ring.take(Lane::demand);
+            } catch (const safemap::Error&) {
+                ++failed;
+            }
+        };
+        std::thread other(take);
+        take();
+        other.join();
+        CHECK(failed == 1);
+    }
+}
+
+TEST_CASE("random use of rings that share a limit") {
+    constexpr std::size_t rings = 3;
+    const auto device = std::make_shared<Buffers>();
+    const auto pool = std::make_shared<StagingPool>();
+    {
+        // The second has smaller buffers, and the third may have one only.
+        std::array<StagingRing, rings> all = {StagingRing(device, 8, 5, pool), StagingRing(device, 4, 6, pool),
+                                              StagingRing(device, 8, 1, pool)};
+        constexpr std::uint64_t most = 40 + 2 * 3 * 8;  // two buffers each, beyond the limit
+        std::atomic<bool> was_exceeded = false;
+        std::atomic<bool> was_in_use = false;
+        std::mutex mutex;
+        std::vector<std::pair<std::shared_ptr<Switch>, const safemap::StagingBuffer*>> copies;
+        std::atomic<bool> over = false;
+        std::thread copier([&] {
+            std::mt19937 random(1);
+            for (;;) {
+                {
+                    const std::lock_guard lock(mutex);
+                    if (over && copies.empty()) return;
+                    if (!copies.empty()) {
+                        std::swap(copies[random() % copies.size()], copies.back());
+                        copies.back().first->set();
+                        copies.pop_back();
+                    }
+                }
+                std::this_thread::yield();
+            }
+        });
+        std::vector<std::thread> threads;
+        for (unsigned seed = 0; seed < 6; ++seed)
+            threads.emplace_back([&, seed] {
+                std::mt19937 random(seed);
+                for (int i = 0; i < 300; ++i) {
+                    StagingRing& ring = all[random() % rings];
+                    auto loan = ring.take(random() % 2 == 0 ? Lane::demand : Lane::bulk);
+                    if (device->bytes > most) was_exceeded = true;
+                    const std::lock_guard lock(mutex);
+                    for (const auto& [copy, buffer] : copies)
+                        if (buffer == loan.buffer().get() && !copy->done()) was_in_use = true;
+                    if (random() % 4 == 0) continue;
+                    copies.emplace_back(std::make_shared<Switch>(), loan.buffer().get());
+                    loan.fence(copies.back().first);
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+        over = true;
+        copier.join();
+        CHECK_FALSE(was_exceeded);
+        CHECK_FALSE(was_in_use);
+    }
+    CHECK(pool->rings.empty());
+    CHECK(device->bytes == 0);
 }

@@ -1,5 +1,6 @@
 // Tests the public Uploader: bundles, leases, selections, slices, prefetch, and lifetimes.
 #include "base/checksum.hpp"
+#include "child_process.hpp"
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
@@ -340,4 +341,17 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     CHECK(error->tensor() == "b");
     CHECK(before["a"].host_bytes()[999] == std::byte{999 % 251});
     CHECK(uploader.stats().resident_bytes == 1'000);
+}
+
+TEST_CASE("before the first upload, a process may fork, and its child has the uploader") {
+    Uploader weights(Device::open("host"), three(), {.readers = 3});
+    const Bundle all = weights.bundle(Selection::prefix("layers."));
+    const auto works = [&] {
+        weights.prefetch(all);
+        const Lease lease = weights.acquire(all);
+        return text_of(lease["layers.1.w"]) == "one" && text_of(lease["layers.10.w"]) == "ten!" &&
+               text_of(lease["layers.2.w"]) == "second";
+    };
+    CHECK(true_in_child(works));
+    CHECK(works());
 }
