@@ -50,13 +50,34 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
     clear_to(range.end());
 }
 
-/// Touches the huge pages of memory that is about to be read into. If a read() met them, the kernel would hold the lock
-/// of the whole address space while it clears each, and an allocation of another thread would wait for that.
-void touch(std::span<std::byte> memory) noexcept {
-    constexpr std::uint64_t huge_page = 2_MiB;
-    const std::uint64_t into_page = reinterpret_cast<std::uintptr_t>(memory.data()) % huge_page;
-    for (std::uint64_t at = 0; at < memory.size(); at += huge_page - (at == 0 ? into_page : 0))
-        *const_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
+constexpr std::uint64_t huge_page = 2_MiB;
+
+/// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with the whole
+/// of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's tensor.
+std::uint64_t end_of_part(const Layout& layout, Extent range, std::uint64_t at, std::size_t tensor,
+                          std::span<const std::byte> memory) {
+    const std::uint64_t into_page = (reinterpret_cast<std::uintptr_t>(memory.data()) + at) % huge_page;
+    const std::uint64_t end = at + huge_page - into_page;
+    if (end >= range.end()) return range.end();
+    while (layout.extent(tensor).end() <= end) ++tensor;
+    const bool cuts = layout.places[tensor] < end && !layout.tensors[tensor].placement();
+    return cuts ? std::min(layout.extent(tensor).end(), range.end()) : end;
+}
+
+/// Gathers a range to its place in `memory`, one huge page after the other. Each is touched before it is read into. If
+/// a read() met it, the kernel would hold the lock of the whole address space while it clears the page, and an
+/// allocation of another thread would wait for that. If all were touched first, they would have left the CPU cache.
+void gather_in_place(const Layout& layout, Extent range, std::size_t tensor, Paths& paths, Worker& worker,
+                     std::span<std::byte> memory) {
+    for (std::uint64_t at = range.offset; at < range.end();) {
+        while (layout.extent(tensor).end() <= at) ++tensor;
+        at = std::max(at, layout.places[tensor]);
+        const std::uint64_t end = end_of_part(layout, range, at, tensor, memory);
+        const auto picture = memory.subspan(at, end - at);
+        *const_cast<volatile std::byte*>(picture.data()) = std::byte{0};
+        gather(layout, {at, end - at}, tensor, paths, worker, picture);
+        at = end;
+    }
 }
 
 /// Joins ranges of equal size and distance into rows.
@@ -155,11 +176,7 @@ void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_
 void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker,
                     std::span<std::byte> memory) const {
     const Job& job = jobs_[i];
-    if (!is_tile(job)) {
-        const auto picture = memory.subspan(job.range.offset, job.range.size);
-        touch(picture);
-        return gather(layout, job.range, job.tensor, paths, worker, picture);
-    }
+    if (!is_tile(job)) return gather_in_place(layout, job.range, job.tensor, paths, worker, memory);
     std::byte* const to = memory.data() + layout.places[job.tensor];
     const Blocks& tiles = blocks_[job.blocks];
     const auto tile =

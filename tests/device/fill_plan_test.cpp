@@ -193,6 +193,25 @@ TEST_CASE("jobs of any size, in any order, fill random layouts with the values o
     }
 }
 
+TEST_CASE("memory of several huge pages is filled directly, whichever tensors cross their borders") {
+    const unsigned seed = soak::seed(20261203);
+    CAPTURE(seed);
+    for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds_of_one_thread(12)); ++round) {
+        CAPTURE(round);
+        Maker maker(seed + round, 3, 1U << 23);
+        std::vector<LazyTensor> tensors;
+        for (std::uint64_t bytes = 0; bytes < (7U << 20);) {
+            const Kind kind = random_tensors::kinds[maker.below(std::size(random_tensors::kinds))];
+            tensors.push_back(maker.make(kind, 1 + maker.below(maker.below(4) == 0 ? 700'000 : 90'000)).tensor);
+            bytes += tensors.back().nbytes();
+        }
+        std::vector<std::uint32_t> from;
+        const Layout layout = lay_out(std::move(tensors), from);
+        const FillPlan plan(layout, 8U << 20, 1U << 20);
+        check_direct(layout, plan, maker);
+    }
+}
+
 TEST_CASE("every byte of a tensor is written directly by exactly one job, and no other byte is") {
     for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds_of_one_thread(60)); ++round) {
         CAPTURE(round);
