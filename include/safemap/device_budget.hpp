@@ -20,8 +20,8 @@ struct DeviceBudgetOptions {
     std::uint64_t device_bytes = 0;
     /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB. 0: 256 MiB
     /// for CUDA, where it is page-locked, and 32 MiB for other devices. It is allocated when needed. The budgets of a
-    /// process share it: together they take no more than the one that may have most, and each may have two
-    /// buffers of up to 8 MiB.
+    /// process share it: together they take no more than the one that may have most, and two buffers of up to
+    /// 8 MiB each.
     std::uint64_t staging_bytes = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -42,7 +43,11 @@ std::shared_ptr<StagingPool> StagingPool::of_process() {
 
 StagingRing::StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count,
                          std::shared_ptr<StagingPool> pool)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), pool_(std::move(pool)), count_(count) {
+    : device_(std::move(device)),
+      buffer_bytes_(buffer_bytes),
+      most_bytes_(count * buffer_bytes),
+      pool_(std::move(pool)),
+      count_(count) {
     free_.reserve(count);  // so that give_back() cannot fail
     const std::lock_guard lock(pool_->mutex);
     pool_->rings.push_back(this);
@@ -98,20 +103,24 @@ void StagingRing::lend(Device::Lane lane,
 
 /// Takes a buffer whose copy is done, or allocates one. Otherwise waits for one, whose copy may be in progress.
 StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
-    Slot given_up;
+    GivenUp given_up;
     std::unique_lock lock(pool_->mutex);
     for (;;) {
         auto found = find_done(lane);
         if (found == free_.end() && may_grow(lane, given_up)) break;
         if (found == free_.end()) found = find_next(lane);
         if (found != free_.end()) return take_out(found, lane);
-        changed_.wait(lock);
+        // Nobody tells when a copy is done, or when another ring can give a buffer up.
+        changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
     count_use(lane, 1);
     lock.unlock();
-    given_up.buffer.reset();  // without the lock
+    given_up = {};  // without the lock
     try {
-        return {device_->allocate_staging(buffer_bytes_), nullptr, lane};
+        Slot slot{device_->allocate_staging(buffer_bytes_), nullptr, lane};
+        lock.lock();
+        peak_ = std::max(peak_, allocated_);
+        return slot;
     } catch (...) {
         lock.lock();
         count_use(lane, -1);
@@ -125,9 +134,10 @@ StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
     return take_slot(lane);
 }
 
-/// Returns true if the bulk lane, which leaves a buffer to the other one, may have this free one.
+/// Returns true if the ring can do without this free buffer, or use it for the bulk lane: one is left to the other
+/// lane.
 bool StagingRing::may_be_bulk(const Slot& slot) const noexcept {
-    return slot.lane == Device::Lane::bulk || bulk_ + 1 < count_ || count_ == 1;
+    return slot.lane == Device::Lane::bulk || bulk_ + 1 < allocated_ || count_ == 1;
 }
 
 /// Returns a free buffer for the lane that no copy reads, or the end.
@@ -164,22 +174,31 @@ void StagingRing::count_use(Device::Lane lane, int change) noexcept {
 }
 
 /// Counts one more buffer, if the ring may have it for the lane. Another ring may have to give one up for it.
-bool StagingRing::may_grow(Device::Lane lane, Slot& given_up) {
-    const bool takes_last = lane == Device::Lane::bulk && bulk_ + 1 == count_ && count_ > 1;
-    if (allocated_ == count_ || takes_last) return false;
-    const bool needs_one = allocated_ == 0 || (lane == Device::Lane::demand && bulk_ == allocated_);
-    if (!needs_one && !is_room_in_pool()) {
-        StagingRing& largest = **std::ranges::max_element(pool_->rings, {}, &StagingRing::bytes);
-        const bool keeps_more = largest.bytes() >= bytes() + buffer_bytes_ + largest.buffer_bytes_;
-        if (!keeps_more || largest.buffer_bytes_ < buffer_bytes_) return false;
-        const auto done = largest.find_done(Device::Lane::demand);
-        if (done == largest.free_.end()) return false;
-        given_up = largest.take_out(done, Device::Lane::demand);
-        --largest.allocated_;
+bool StagingRing::may_grow(Device::Lane lane, GivenUp& given_up) {
+    const bool is_bulk = lane == Device::Lane::bulk;
+    if (allocated_ == count_ || (is_bulk && bulk_ + 1 == count_ && count_ > 1)) return false;
+    // The first one of a lane is beyond the limit of the pool. So is another one if the bulk lane has all others.
+    const bool is_due = is_bulk ? bulk_ == 0 && allocated_ < 2 : bulk_ == allocated_;
+    if (!is_due && !is_room_in_pool()) {
+        StagingRing* const giver = find_giver();
+        if (giver == nullptr) return false;
+        given_up = {giver->device_, giver->take_out(giver->find_done(Device::Lane::bulk), Device::Lane::demand)};
+        --giver->allocated_;
     }
     ++allocated_;
-    peak_ = std::max(peak_, allocated_);
     return true;
+}
+
+/// Returns the largest ring that can do without a buffer which is no smaller than one of this ring, or null.
+StagingRing* StagingRing::find_giver() noexcept {
+    StagingRing* giver = nullptr;
+    for (StagingRing* const ring : pool_->rings) {
+        const bool stays_larger = ring->bytes() >= bytes() + buffer_bytes_ + ring->buffer_bytes_;
+        if (!stays_larger || ring->buffer_bytes_ < buffer_bytes_) continue;
+        if (giver != nullptr && giver->bytes() >= ring->bytes()) continue;
+        if (ring->find_done(Device::Lane::bulk) != ring->free_.end()) giver = ring;
+    }
+    return giver;
 }
 
 bool StagingRing::is_room_in_pool() const noexcept {
@@ -187,7 +206,7 @@ bool StagingRing::is_room_in_pool() const noexcept {
     std::uint64_t most = 0;
     for (const StagingRing* const ring : pool_->rings) {
         all += ring->bytes();
-        most = std::max<std::uint64_t>(most, ring->count_ * ring->buffer_bytes_);
+        if (ring == this || ring->allocated_ > 0) most = std::max(most, ring->most_bytes_);
     }
     return all + buffer_bytes_ <= most;
 }

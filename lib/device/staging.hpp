@@ -100,15 +100,22 @@ private:
     Slots::iterator find_next(Device::Lane lane) noexcept;
     Slot take_out(Slots::iterator found, Device::Lane lane) noexcept;
     void count_use(Device::Lane lane, int change) noexcept;
-    bool may_grow(Device::Lane lane, Slot& given_up);
+    /// A buffer of another ring, and the device that it needs to be freed.
+    struct GivenUp {
+        std::shared_ptr<Device> device = {};
+        Slot slot = {};
+    };
+    bool may_grow(Device::Lane lane, GivenUp& given_up);
+    StagingRing* find_giver() noexcept;
     bool is_room_in_pool() const noexcept;
 
     const std::shared_ptr<Device> device_;
     const std::uint64_t buffer_bytes_;
+    const std::uint64_t most_bytes_;
     const std::shared_ptr<StagingPool> pool_;
     std::condition_variable changed_;
-    Slots free_;  // longest free first: its copy is the most likely to be done
-    std::size_t count_;
+    Slots free_;         // longest free first: its copy is the most likely to be done
+    std::size_t count_;  // the most; fewer if one could not be allocated
     std::size_t allocated_ = 0;
     std::size_t bulk_ = 0;  // buffers of the bulk lane: by their last use
     std::size_t peak_ = 0;
