@@ -115,7 +115,7 @@ StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
     }
     count_use(lane, 1);
     lock.unlock();
-    given_up = {};  // without the lock
+    { const GivenUp end = std::move(given_up); }  // without the lock
     try {
         Slot slot{device_->allocate_staging(buffer_bytes_), nullptr, lane};
         lock.lock();
