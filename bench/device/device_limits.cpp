@@ -95,16 +95,18 @@ struct Model {
     Checkpoint checkpoint;
 };
 
-/// Reads the first `bytes` of the layers of a model by threads that claim blocks: to `memory` of `room` bytes, from
-/// whose end they go on at the beginning. With `staged`, each thread reads to a buffer of its own, and copies that.
+/// Reads `bytes` of the layers of a model by threads that claim blocks: to `memory` of `room` bytes. At the end of
+/// either they go on at its beginning. With `staged`, each thread reads to a buffer of its own, and copies that.
 void read_blocks(const Model& model, std::uint64_t bytes, char* memory, std::uint64_t room, bool staged) {
     std::atomic<std::uint64_t> next = 0;
+    const std::uint64_t blocks = std::max<std::uint64_t>(model.bytes / block, 1);
     const auto work = [&] {
         const HugeMemory buffer(staged ? block : huge_page);
         for (std::uint64_t at = next.fetch_add(block); at < bytes; at = next.fetch_add(block)) {
             const std::uint64_t size = std::min(block, bytes - at);
             char* const to = memory + at / block % (room / block) * block;
-            pread_all(model.file, staged ? buffer.bytes() : to, size, model.file.data() + at);
+            const std::uint64_t from = model.file.data() + at / block % blocks * block;
+            pread_all(model.file, staged ? buffer.bytes() : to, size, from);
             if (staged) std::memcpy(to, buffer.bytes(), size);
         }
     };

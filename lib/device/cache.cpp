@@ -120,17 +120,16 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
     Trash trash;
     const std::lock_guard lock(mutex_);
     const std::uint64_t time = time_ += 2;
-    const std::uint64_t since = time - 1;
-    // Groups of this call are not evicted to make room for others of this call.
+    // First, so that groups of this call are not evicted to make room for others of this call.
     for (const auto& bundle : bundles)
-        for (const auto& group : bundle->groups) group->used.store(time, std::memory_order_relaxed);
+        for (const auto& group : bundle->groups) group->announced = time;
     for (const auto& bundle : bundles) {
         Groups absent;
         for (const auto& group : bundle->groups)
             if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
         if (absent.empty()) continue;
         begun.reserve(begun.size() + absent.size());
-        const Uploads uploads = begin(absent, {.since = since, .planned = false}, false, trash);
+        const Uploads uploads = begin(absent, {.since = time - 1, .demanded = false}, false, trash);
         begun.insert(begun.end(), uploads.begin(), uploads.end());
         if (!uploads.empty() && keep_them == Keep::yes) keep(bundle);
     }

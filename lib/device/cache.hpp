@@ -157,6 +157,8 @@ private:
     void require_foreign(std::span<const FillTarget> targets) const;
 
     // Room.
+    /// Returns a time at which nothing was used later.
+    std::uint64_t now() const noexcept { return time_.load(std::memory_order_relaxed) + 1; }
     bool admit(std::span<Group* const> groups, Residency::Reach reach, bool demanded, Trash& trash);
     bool make_room(std::uint64_t claims, Residency::Reach reach, bool demanded, Room& room);
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);

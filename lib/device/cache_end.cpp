@@ -111,7 +111,7 @@ void Cache::begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash) {
         if (group->slot != no_slot || group->word.state() != State::absent) continue;
         if (group->fault || group->word.leased()) continue;
         begun.reserve(begun.size() + 1);
-        const Uploads one = begin({group}, {.since = 0, .planned = false}, false, trash);
+        const Uploads one = begin({group}, {.since = 0, .demanded = false}, false, trash);
         begun.insert(begun.end(), one.begin(), one.end());
     }
 }

@@ -132,7 +132,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
         require_wanted(request);
         absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         uploads.reserve(uploads.size() + absent.size());
-        begun = begin(absent, {}, true, trash);
+        begun = begin(absent, {.since = now()}, true, trash);
     } while (begun.size() < absent.size() && await_small(lock, request, worker, trash));
     if (begun.size() < absent.size()) {
         leases.end_under_lock();

@@ -50,12 +50,12 @@ void Cache::adopt(const Split& chosen, Trash& trash) {
     residency_.set_slots(chosen.slot_bytes);
     // Groups outside the plan make way for it.
     for (const auto& holding : residency_.holdings())
-        for (Group* const group : holding->groups) group->used.store(0, std::memory_order_relaxed);
+        for (Group* const group : holding->groups) group->let_go_first();
     for (std::size_t i = 0; i < chosen.fates.size(); ++i) {
         Group& group = *plan_->groups()[i];
         group.stays = chosen.fates[i].stays;
         group.slot = chosen.fates[i].slot;
-        if (group.stays) group.used.store(time_ + 1, std::memory_order_relaxed);
+        if (group.stays) group.used.store(now(), std::memory_order_relaxed);
         // It moves to its slot, where it will be in every pass.
         if (group.slot == no_slot || !group.word.try_reserve()) continue;
         if (group.holding->shared || group.holding->groups.size() > 1) {
@@ -83,7 +83,7 @@ void Cache::pass(const BundleData& bundle) noexcept {
     plan_->reach(bundle);
     // Groups that are not used again make way.
     for (const auto& group : bundle.groups)
-        if (plan_->next_use(*group) == Plan::never) group->used.store(0, std::memory_order_relaxed);
+        if (plan_->next_use(*group) == Plan::never) group->let_go_first();
 }
 
 /// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired
@@ -98,12 +98,12 @@ void Cache::advance(Uploads& begun, Trash& trash) noexcept {
             for (const auto& group : bundle->groups) {
                 if (group->word.state() != State::absent || group->fault || group->word.leased()) continue;
                 if (!may_take_slot(*group, steps)) return;
-                group->used.store(time_ + 1, std::memory_order_relaxed);
+                group->used.store(now(), std::memory_order_relaxed);
                 absent.push_back(group);
             }
             if (absent.empty()) continue;
             begun.reserve(begun.size() + absent.size());
-            const Uploads uploads = begin(absent, {.since = 0, .planned = false}, false, trash);
+            const Uploads uploads = begin(absent, {.since = 0, .demanded = false}, false, trash);
             if (uploads.empty()) return;
             begun.insert(begun.end(), uploads.begin(), uploads.end());
         }

@@ -43,7 +43,7 @@ struct Cache::Room {
         // One list for each cache: what is in it is not taken again.
         Gift& gift = before != gifts.end() ? *before : gifts.emplace_back(Gift{&from, {}});
         const std::uint64_t had = size_of(gift.victims);
-        from.residency_.give(bytes, {}, gift.victims);
+        from.residency_.give(bytes, {.since = from.now()}, gift.victims);
         return size_of(gift.victims) - had;
     }
     static std::uint64_t size_of(std::span<Holding* const> holdings) noexcept {

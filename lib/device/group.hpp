@@ -81,8 +81,9 @@ private:
     std::atomic<std::uint64_t> word_ = of(State::absent);
 };
 
-/// Tensors that come and go together, their layout, and their memory while they are there. `word` and `used` may be
-/// used by any thread; the members below are guarded by the lock of the cache, but what a lease holds does not change.
+/// Tensors that come and go together, their layout, and their memory while they are there. `word`, `used` and `pending`
+/// may be used by any thread; the other members that change are guarded by the lock of the cache, but what a lease holds
+/// does not change.
 class Group : public std::enable_shared_from_this<Group> {
 public:
     Group(Cache& owner, std::uint64_t order, Layout arranged, std::vector<std::size_t> hashes, const FillSizes& sizes)
@@ -103,7 +104,12 @@ public:
     const FillPlan plan;                  // empty if the group is larger than the budget
 
     Word word = {};
-    std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use
+    std::atomic<std::uint64_t> used = 0;  // the cache's time of the last lease
+    std::uint64_t announced = 0;          // the cache's time of the last prefetch
+    void let_go_first() noexcept {
+        used.store(0, std::memory_order_relaxed);
+        announced = 0;
+    }
 
     /// True while the copies that brought the group may be in progress.
     std::atomic<bool> pending = false;

@@ -23,35 +23,63 @@ std::uint64_t padded(std::uint64_t size) noexcept {
     return (size + place_alignment - 1) / place_alignment * place_alignment;
 }
 
-bool evictable(const Group& group, Residency::Reach reach) noexcept {
-    return group.word.state() == Word::State::resident && !group.word.leased() && (reach.planned || !group.stays) &&
-           group.used.load(std::memory_order_relaxed) <= reach.since;
-}
+/// Decides which holdings can go.
+class Choice {
+public:
+    Choice(std::span<const std::unique_ptr<Holding>> holdings, Residency::Reach reach) : reach_(reach) {
+        // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been leased
+        // for longer was announced by mistake. The time of the cache moves by 2.
+        std::uint64_t groups = 0;
+        for (const auto& holding : holdings) groups += holding->groups.size();
+        awaited_since_ = reach.since - std::min(reach.since, 2 * groups);
+    }
 
-/// Returns true if all groups of a holding can go.
-bool can_go(const Holding& holding, Residency::Reach reach) noexcept {
-    if (holding.size == 0 || holding.writers > 0) return false;
-    if (holding.slot != no_slot && (!reach.planned || std::ranges::count(reach.slots, holding.slot) > 0)) return false;
-    return std::ranges::all_of(holding.groups, [&](const Group* group) { return evictable(*group, reach); });
-}
+    /// Returns the time at which a group was announced that will be leased soon, or 0.
+    std::uint64_t awaited(const Group& group) const noexcept {
+        const bool is_leased_since = group.used.load(std::memory_order_relaxed) > group.announced;
+        return is_leased_since || group.announced < awaited_since_ ? 0 : group.announced;
+    }
+    /// Returns true if all groups of a holding can go.
+    bool can_go(const Holding& holding) const noexcept {
+        if (holding.size == 0 || holding.writers > 0) return false;
+        const bool is_slot = holding.slot != no_slot;
+        if (is_slot && (!reach_.demanded || std::ranges::count(reach_.slots, holding.slot) > 0)) return false;
+        return std::ranges::all_of(holding.groups, [&](const Group* group) { return can_go(*group); });
+    }
+
+private:
+    bool can_go(const Group& group) const noexcept {
+        return group.word.state() == Word::State::resident && !group.word.leased() &&
+               group.used.load(std::memory_order_relaxed) <= reach_.since && group.announced <= reach_.since &&
+               (reach_.demanded || (!group.stays && awaited(group) == 0));
+    }
+
+    Residency::Reach reach_;
+    std::uint64_t awaited_since_ = 0;
+};
 
 /// A holding that can go. Without a plan, what was made last goes first: in a cycle of groups that do not all fit, the
-/// first ones stay, where the least recently used one would always be the one that is needed next.
+/// first ones stay, where the least recently used one would always be the one that is needed next. Of what prefetches
+/// announced, the latest goes first, as it is needed last.
 struct Candidate {
-    unsigned tier = 0;         // lower tiers go first
-    std::uint64_t number = 0;  // number of its oldest group
+    unsigned tier = 0;             // lower tiers go first
+    std::uint64_t announced = 0;   // the latest time at which a group of it was announced that is awaited
+    std::uint64_t number = 0;      // number of its oldest group
     Holding* holding = nullptr;
 
-    explicit Candidate(Holding& of) : number(UINT64_MAX), holding(&of) {
-        tier = of.shared ? 1 : of.slot != no_slot ? 2 : 0;
+    Candidate(const Choice& choice, Holding& of) : number(UINT64_MAX), holding(&of) {
+        bool stays = false;
         for (const Group* group : of.groups) {
-            if (group->stays) tier = 3;
+            stays = stays || group->stays;
+            announced = std::max(announced, choice.awaited(*group));
             number = std::min(number, group->number);
         }
+        tier = stays ? 4 : of.slot != no_slot ? 3 : announced > 0 ? 2 : of.shared ? 1 : 0;
     }
     /// Returns true if `a` goes after `b`.
     static bool later(const Candidate& a, const Candidate& b) noexcept {
-        return a.tier != b.tier ? a.tier > b.tier : a.number < b.number;
+        if (a.tier != b.tier) return a.tier > b.tier;
+        return a.announced != b.announced ? a.announced < b.announced : a.number < b.number;
     }
 };
 
@@ -119,18 +147,19 @@ std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<H
 
 std::uint64_t Residency::give(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
     // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
-    for (int looks = reach.planned ? 16 : 1; missing > 0 && looks > 0; --looks)
+    for (int looks = reach.demanded ? 16 : 1; missing > 0 && looks > 0; --looks)
         missing = reserve_once(missing, reach, victims);
     return missing;
 }
 
 std::uint64_t Residency::reserve_once(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
+    const Choice choice(holdings_, reach);
     std::vector<Candidate> candidates;
     for (const auto& holding : holdings_) {
-        if (holding.get() == open_ || !can_go(*holding, reach)) continue;
+        if (holding.get() == open_ || !choice.can_go(*holding)) continue;
         // An empty slot has no group whose state says that it was found before.
         if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
-        candidates.emplace_back(*holding);
+        candidates.emplace_back(choice, *holding);
     }
     std::ranges::make_heap(candidates, Candidate::later);
     victims.reserve(victims.size() + candidates.size());

@@ -65,13 +65,14 @@ public:
     // Room.
     /// How much may go to make room.
     struct Reach {
-        std::uint64_t since = UINT64_MAX;           ///< nothing that was used later
-        bool planned = true;                        ///< slots, and groups that a plan keeps, too
+        std::uint64_t since = UINT64_MAX;           ///< nothing that was used or announced later
+        bool demanded = true;                       ///< slots, and what a plan keeps or a prefetch announced, too
         std::span<const std::uint32_t> slots = {};  ///< but not these slots
     };
     /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block
-    /// go after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
-    /// open block. Returns the bytes still missing, 0 if none. `given`: bytes that other caches are about to give.
+    /// go after others, then what a prefetch announced and nobody has leased since, and what a plan keeps goes last.
+    /// Among equals, the group that was made last goes first. The open block stays. Returns the bytes still missing, 0
+    /// if none. `given`: bytes that other caches are about to give.
     std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims, std::uint64_t given = 0);
     /// Reserves as many holdings as have to go until they have `bytes`. Returns the bytes still missing.
     std::uint64_t give(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);

@@ -44,11 +44,62 @@ TEST_CASE("prefetch uploads what fits, while nobody waits for it") {
     // A repeated prefetch keeps what is resident.
     cache.prefetch(all);
     CHECK(cache.stats().evictions == 0);
-    // Another prefetch replaces it.
+    // Another prefetch does not replace it before it was acquired.
+    cache.prefetch(b.tensor);
+    CHECK(cache.stats().evictions == 0);
+    cache.acquire(a.tensor);
+    cache.acquire(c.tensor);
     cache.prefetch(b.tensor);
     CHECK(soon([&] { return b.counted.bytes() == 50; }));
     CHECK(cache.stats().evictions > 0);
     CHECK(cache.stats().peak_device_bytes <= 100);
+}
+
+TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to before") {
+    constexpr std::size_t count = 16;
+    for (const std::size_t ahead : {1, 2, 5}) {
+        CAPTURE(ahead);
+        const CacheFixture cache(Device::open("host"), 800, 1);
+        std::vector<Bytes> layers;
+        std::vector<BundlePtr> bundles;
+        for (std::size_t i = 0; i < count; ++i) {
+            layers.emplace_back("layer" + std::to_string(i), 100);
+            bundles.push_back(cache.bundle(layers.back().tensor));
+        }
+        const auto pass = [&] {
+            for (std::size_t i = 0; i < ahead; ++i) cache.prefetch(bundles[i]);
+            for (std::size_t i = 0; i < count; ++i) {
+                const Held held = cache.acquire(bundles[i]);
+                if (i + ahead < count) cache.prefetch(bundles[i + ahead]);
+            }
+        };
+        pass();
+        CHECK(cache.stats().uploaded_bytes == 1'600);
+        for (int i = 0; i < 20; ++i) {
+            const auto before = cache.stats();
+            pass();
+            // What stays is all but the layers ahead, the one in use, and the one that it replaces.
+            CHECK(cache.stats().uploaded_bytes - before.uploaded_bytes <= 100 * (count - 8 + ahead + 1));
+        }
+    }
+}
+
+TEST_CASE("bundles that were prefetched by mistake make way for later prefetches in the end") {
+    const CacheFixture cache(Device::open("host"), 400, 1);
+    std::vector<Bytes> guesses;
+    std::vector<LazyTensor> all;
+    for (int i = 0; i < 4; ++i) {
+        guesses.emplace_back("guess" + std::to_string(i), 100);
+        all.push_back(guesses.back().tensor);
+    }
+    cache.prefetch(all);
+    REQUIRE(soon([&] { return cache.stats().resident_bytes == 400; }));
+    const Bytes next("next", 100);
+    for (int i = 0; i < 4; ++i) cache.prefetch(next.tensor);
+    CHECK(cache.stats().evictions == 0);
+    cache.prefetch(next.tensor);
+    CHECK(soon([&] { return next.counted.bytes() == 100; }));
+    CHECK(cache.stats().evictions == 1);
 }
 
 TEST_CASE("prefetch does not evict leased tensors") {

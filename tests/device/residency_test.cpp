@@ -105,20 +105,34 @@ struct Model {
         return *std::ranges::find_if(pieces, [&](const Piece& piece) { return piece.real == &holding; });
     }
     /// The holdings that can go, in the order in which they have to.
-    std::vector<const Piece*> candidates(std::uint64_t since) const {
+    std::vector<const Piece*> candidates(std::uint64_t since, bool demanded) const {
+        std::uint64_t groups = 0;
+        for (const Piece& piece : pieces) groups += piece.groups.size();
+        const auto awaited = [&](const Group* group) {
+            return group->announced >= group->used && group->announced + 2 * groups >= since ? group->announced : 0;
+        };
+        const auto can_go = [&](const Group* group) {
+            return group->word.state() == State::resident && !group->word.leased() && group->used <= since &&
+                   group->announced <= since && (demanded || awaited(group) == 0);
+        };
         std::vector<const Piece*> found;
         for (const Piece& piece : pieces)
-            if (piece.size > 0 && piece.real != open && std::ranges::all_of(piece.groups, [&](const Group* group) {
-                    return group->word.state() == State::resident && !group->word.leased() && group->used <= since;
-                }))
+            if (piece.size > 0 && piece.real != open && std::ranges::all_of(piece.groups, can_go))
                 found.push_back(&piece);
+        const auto last_awaited = [&](const Piece& piece) {
+            std::uint64_t time = 0;
+            for (const Group* group : piece.groups) time = std::max(time, awaited(group));
+            return time;
+        };
         const auto oldest = [](const Piece& piece) {
             std::uint64_t number = UINT64_MAX;
             for (const Group* group : piece.groups) number = std::min(number, group->number);
             return number;
         };
-        std::ranges::stable_sort(found, [&](const Piece* a, const Piece* b) {
-            return a->shared != b->shared ? b->shared : oldest(*a) > oldest(*b);
+        std::ranges::stable_sort(found, [&](const Piece* a, const Piece* b) { return oldest(*a) > oldest(*b); });
+        std::ranges::stable_sort(found, {}, [&](const Piece* piece) {
+            const std::uint64_t time = last_awaited(*piece);
+            return time > 0 ? std::pair{2, UINT64_MAX - time} : std::pair{piece->shared ? 1 : 0, std::uint64_t{0}};
         });
         return found;
     }
@@ -226,12 +240,14 @@ public:
     }
 
     void step() {
-        switch (below(6)) {
+        switch (below(8)) {
             case 0:
             case 1: return bring();
             case 2: return reserve();
             case 3: return evict_one();
             case 4: return lease();
+            case 5:
+            case 6: return announce();
             default: return release();
         }
     }
@@ -267,13 +283,14 @@ private:
         const std::uint64_t free = budget_ - both_.real.claimed();
         std::uint64_t missing = bytes - std::min(bytes, free);
         std::vector<Holding*> expected;
-        for (const auto* piece : both_.model.candidates(since)) {
+        const bool demanded = below(2) == 0;
+        for (const auto* piece : both_.model.candidates(since, demanded)) {
             if (missing == 0) break;
             expected.push_back(piece->real);
             missing -= std::min(missing, piece->size);
         }
         std::vector<Holding*> victims;
-        CHECK(both_.real.reserve(bytes, {.since = since}, victims) == missing);
+        CHECK(both_.real.reserve(bytes, {.since = since, .demanded = demanded}, victims) == missing);
         CHECK(victims == expected);
         for (const Holding* holding : victims)
             for (const Group* group : holding->groups) CHECK(group->word.state() == State::reserved);
@@ -297,6 +314,10 @@ private:
     }
     void lease() {
         if (Group& group = any(); group.word.try_lease()) group.used = ++clock_;
+    }
+    void announce() {
+        clock_ += 1 + below(20);
+        for (std::uint64_t n = 1 + below(5); n > 0; --n) any().announced = clock_;
     }
     void release() {
         if (Group& group = any(); group.word.leased()) group.word.release();
@@ -434,6 +455,33 @@ TEST_CASE("the open block goes only if it is not open, and shared blocks go last
     CHECK(small[0]->word.state() == State::resident);
     small[1]->word.release();
     CHECK(Residency::try_reserve(*block));
+}
+
+TEST_CASE("what a prefetch announced goes last, and only for a demand, until it is leased or many steps have passed") {
+    Groups groups;
+    Both both(1'000);
+    const auto all = groups.make({100, 200, 300, 400});
+    both.settle(all);
+    for (Group* group : all) group->word.change(State::absent, State::resident);
+    all[3]->announced = 20;
+    all[1]->announced = 22;
+    all[2]->announced = 22;
+    all[2]->used = 23;
+    const auto victims_of = [&](bool demanded, std::uint64_t since) {
+        std::vector<Holding*> victims;
+        both.real.reserve(1'000, {.since = since, .demanded = demanded}, victims);
+        Residency::restore(victims);
+        return victims;
+    };
+    const auto in = [&](std::size_t i) { return all[i]->holding; };
+    CHECK(victims_of(false, 25) == std::vector{in(2), in(0)});
+    CHECK(victims_of(true, 25) == std::vector{in(2), in(0), in(1), in(3)});
+    // Four groups, each of which could be leased in a step of 2.
+    CHECK(victims_of(false, 28) == std::vector{in(2), in(0)});
+    CHECK(victims_of(false, 29) == std::vector{in(3), in(2), in(0)});
+    CHECK(victims_of(false, 31) == std::vector{in(3), in(2), in(1), in(0)});
+    all[0]->announced = 40;
+    CHECK(victims_of(true, 39) == std::vector{in(3), in(2), in(1)});
 }
 
 TEST_CASE("random uses of kept memory keep the budget and agree with the slow reference") {
