@@ -127,9 +127,9 @@ public:
     Lease acquire(const Selection& selection, NativeStream stream = {});
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or
-    /// prefetched and not acquired since; docs/device.md says when a prefetch counts as a mistake. Reads nothing itself:
-    /// it returns when they have memory. Errors are thrown when the bundle is acquired. Throws invalid_argument as
-    /// acquire() does.
+    /// prefetched and not acquired since. After more steps than there are bundles on the device, those can go, too.
+    /// Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is acquired. Throws
+    /// invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
     /// Does so for each selected tensor by itself.

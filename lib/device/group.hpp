@@ -81,8 +81,8 @@ private:
     std::atomic<std::uint64_t> word_ = of(State::absent);
 };
 
-/// Tensors that come and go together, their layout, and their memory while they are there. `word`, `used` and `pending`
-/// may be used by any thread; the other members that change are guarded by the lock of the cache, but what a lease holds
+/// Tensors that come and go together, their layout, and their memory while they are there. Any thread may use `word`
+/// and the atomic members. The other members that change are guarded by the lock of the cache, but what a lease holds
 /// does not change.
 class Group : public std::enable_shared_from_this<Group> {
 public:

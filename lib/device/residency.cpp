@@ -62,9 +62,9 @@ private:
 /// first ones stay, where the least recently used one would always be the one that is needed next. Of what prefetches
 /// announced, the latest goes first, as it is needed last.
 struct Candidate {
-    unsigned tier = 0;             // lower tiers go first
-    std::uint64_t announced = 0;   // the latest time at which a group of it was announced that is awaited
-    std::uint64_t number = 0;      // number of its oldest group
+    unsigned tier = 0;            // lower tiers go first
+    std::uint64_t announced = 0;  // the latest time at which a group of it was announced that is awaited
+    std::uint64_t number = 0;     // number of its oldest group
     Holding* holding = nullptr;
 
     Candidate(const Choice& choice, Holding& of) : number(UINT64_MAX), holding(&of) {

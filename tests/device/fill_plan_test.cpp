@@ -277,7 +277,7 @@ TEST_CASE("neighbours in a file share a job, and a large tensor is cut at the si
     REQUIRE(one.jobs() == 1);
     Paths paths;
     Worker worker;
-    // What lies in several huge pages is read to one after the other, so this lies in one.
+    // Within one huge page: others are read to one after the other.
     Buffer memory(4U << 20);
     const std::size_t into = reinterpret_cast<std::uintptr_t>(memory.data()) % (2U << 20);
     one.fill(layout, 0, paths, worker, std::span(memory).subspan((2U << 20) - into, layout.size));
