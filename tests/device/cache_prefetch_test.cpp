@@ -66,11 +66,17 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
             layers.emplace_back("layer" + std::to_string(i), 100);
             bundles.push_back(cache.bundle(layers.back().tensor));
         }
+        // What has arrived can be evicted.
+        const auto prefetch = [&](std::size_t i) {
+            cache.prefetch(bundles[i]);
+            const auto& word = bundles[i]->groups.front()->word;
+            REQUIRE(soon([&] { return word.state() != device::Word::State::arriving; }));
+        };
         const auto pass = [&] {
-            for (std::size_t i = 0; i < ahead; ++i) cache.prefetch(bundles[i]);
+            for (std::size_t i = 0; i < ahead; ++i) prefetch(i);
             for (std::size_t i = 0; i < count; ++i) {
                 const Held held = cache.acquire(bundles[i]);
-                if (i + ahead < count) cache.prefetch(bundles[i + ahead]);
+                if (i + ahead < count) prefetch(i + ahead);
             }
         };
         pass();
