@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -39,14 +40,15 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
     if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");
-    const auto task = FillTask::make(*device_, staging_, paths_, targets, sizes_);
+    const auto task = FillTask::make(*device_, staging_, paths_, readers_, targets, sizes_);
     require_foreign(targets);
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
         if (after) queue.wait_for(*device_->record(after));
         if (task->jobs() > 0) {
             auto worker = readers_.borrow_worker();
-            readers_.submit(task, Readers::Lane::demand);
+            // Before prefetches. Not as a demand, because its copies may have to wait for work of the caller.
+            readers_.submit(task, Readers::Lane::bulk, std::numeric_limits<int>::max());
             while (readers_.help(*task, *worker)) {
             }
             task->wait();

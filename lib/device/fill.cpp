@@ -25,7 +25,7 @@ void require_inside(const FillTarget& target) {
 
 }  // namespace
 
-std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, Paths& paths,
+std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                          std::span<const FillTarget> targets, const FillSizes& sizes) {
     std::vector<LazyTensor> tensors;
     tensors.reserve(targets.size());
@@ -40,31 +40,34 @@ std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, P
     for (const std::uint32_t i : from) places.push_back({targets[i].memory, targets[i].offset});
     FillPlan plan(layout, sizes.job, sizes.tile);
     return std::shared_ptr<FillTask>(
-        new FillTask(device, staging, paths, std::move(layout), std::move(plan), std::move(places)));
+        new FillTask(device, staging, paths, readers, std::move(layout), std::move(plan), std::move(places)));
 }
 
-FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Layout layout, FillPlan plan,
+FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Readers& readers, Layout layout, FillPlan plan,
                    std::vector<Place> places)
     : Task(plan.jobs()),
       queue_(device.queue(Device::Lane::bulk)),
       staging_(staging),
       paths_(paths),
+      readers_(readers),
       layout_(std::move(layout)),
       plan_(std::move(plan)),
       places_(std::move(places)) {}
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
+    const StagingRing::Taker taker{[] { return Device::Lane::bulk; }, [&] { return readers_.help_demand(worker); }};
     std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
-        staging_.lend(Device::Lane::bulk, [&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+        staging_.lend(taker, [&](const StagingRing::Loan& loan, DeviceQueue*& queue) {
+            const StagingBuffer& slab = *loan.buffer();
             const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
                                            queue = &queue_;
-                                           copy(*slab, to, from);
+                                           copy(slab, to, from);
                                        },
                                        [&](const RowCopy& rows) {
                                            queue = &queue_;
-                                           copy_rows(*slab, rows);
+                                           copy_rows(slab, rows);
                                        }};
-            plan_.fill(layout_, job, paths_, worker, slab->bytes(), put);
+            plan_.fill(layout_, job, paths_, worker, slab.bytes(), put);
         });
     });
     if (!fault) return true;

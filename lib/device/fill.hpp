@@ -27,7 +27,7 @@ namespace safemap::SAFEMAP_ABI::device {
 class FillTask final : public Task {
 public:
     /// Throws invalid_argument if a target ends outside its memory.
-    static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths,
+    static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                           std::span<const FillTarget> targets, const FillSizes& sizes);
 
     bool run(std::size_t job, Worker& worker) noexcept override;
@@ -41,7 +41,7 @@ private:
         std::shared_ptr<DeviceMemory> memory;
         std::uint64_t offset;  // bytes
     };
-    FillTask(Device& device, StagingRing& staging, Paths& paths, Layout layout, FillPlan plan,
+    FillTask(Device& device, StagingRing& staging, Paths& paths, Readers& readers, Layout layout, FillPlan plan,
              std::vector<Place> places);
     std::size_t tensor_at(std::uint64_t place) const noexcept;
     void copy(const StagingBuffer& slab, std::uint64_t to, Extent from) const;
@@ -50,6 +50,7 @@ private:
     DeviceQueue& queue_;
     StagingRing& staging_;
     Paths& paths_;
+    Readers& readers_;
     const Layout layout_;
     const FillPlan plan_;
     const std::vector<Place> places_;  // parallel to the tensors of the layout

@@ -6,26 +6,28 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane) {
+void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                   const StagingRing::Taker& taker) {
     const auto bytes = mapped_.empty() ? space_.memory->host_bytes() : mapped_;
-    if (bytes.empty()) return fill_staged(layout, plan, i, worker, lane);
+    if (bytes.empty()) return fill_staged(layout, plan, i, worker, taker);
     plan.fill(layout, i, paths_, worker, bytes.subspan(offset_, layout.size));
 }
 
 void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
-                          Device::Lane lane) {
-    staging_.lend(lane, [&](const std::shared_ptr<StagingBuffer>& slab, DeviceQueue*& queue) {
+                          const StagingRing::Taker& taker) {
+    staging_.lend(taker, [&](const StagingRing::Loan& loan, DeviceQueue*& queue) {
+        const StagingBuffer& slab = *loan.buffer();
         const auto entered = [&]() -> DeviceQueue& {
-            if (queue == nullptr) queue = &enter(lane);
+            if (queue == nullptr) queue = &enter(loan.lane());
             return *queue;
         };
         const FillPlan::Copies put{
-            [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, *slab, from); },
+            [&](std::uint64_t to, Extent from) { entered().copy(*space_.memory, offset_ + to, slab, from); },
             [&](RowCopy rows) {
                 rows.to += offset_;
-                entered().copy_rows(*space_.memory, *slab, rows);
+                entered().copy_rows(*space_.memory, slab, rows);
             }};
-        plan.fill(layout, i, paths_, worker, slab->bytes(), put);
+        plan.fill(layout, i, paths_, worker, slab.bytes(), put);
     });
 }
 

@@ -37,9 +37,11 @@ public:
     /// record() unmaps it. Throws device_failed.
     void map(DeviceMemory& memory);
 
-    /// Reads job `i`, and queues its copies in `lane`. They may still be in progress when this returns. Throws what
-    /// reading throws, and device_failed.
-    void fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
+    /// Reads job `i`, and queues its copies in the lane of `taker`, who takes a slab for them. They may still be in
+    /// progress when this returns. Uses `worker` only after `taker` has got the slab. Throws what reading throws, and
+    /// device_failed.
+    void fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+              const StagingRing::Taker& taker);
 
     /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
     bool has_copies() const noexcept { return is_mapped_ || entered_[0] || entered_[1]; }
@@ -50,7 +52,8 @@ public:
     Space end() noexcept;
 
 private:
-    void fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
+    void fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                     const StagingRing::Taker& taker);
     DeviceQueue& enter(Device::Lane lane);
 
     Device& device_;

@@ -44,8 +44,8 @@ void Readers::expect(unsigned count) {
 void Readers::submit(const std::shared_ptr<Task>& task, Lane lane, int priority) {
     {
         const std::lock_guard lock(mutex_);
-        auto& queue = lane == Lane::demand ? demand_ : bulk_;
-        while (!queue.empty() && queue.front().task->exhausted()) queue.pop_front();
+        Queue& queue = lane == Lane::demand ? demand_ : bulk_;
+        first_of(queue);
         auto place = queue.end();
         while (place != queue.begin() && std::prev(place)->priority < priority) --place;
         queue.insert(place, {task, priority});
@@ -63,6 +63,14 @@ bool Readers::help(Task& task, Worker& worker) {
     Lock lock(mutex_);
     if (task.exhausted()) return false;
     run_next(lock, task, worker);
+    return true;
+}
+
+bool Readers::help_demand(Worker& worker) {
+    Lock lock(mutex_);
+    const auto task = first_of(demand_);
+    if (!task) return false;
+    run_next(lock, *task, worker);
     return true;
 }
 
@@ -107,13 +115,10 @@ void Readers::start_threads() noexcept {
     }
 }
 
-/// Returns the first task that has a job left. A task leaves a queue when its last job has begun.
-std::shared_ptr<Task> Readers::next_task() {
-    for (auto* queue : {&demand_, &bulk_}) {
-        while (!queue->empty() && queue->front().task->exhausted()) queue->pop_front();
-        if (!queue->empty()) return queue->front().task;
-    }
-    return nullptr;
+/// Returns the first task of a queue that has a job left, or null. A task leaves a queue when its last job has begun.
+std::shared_ptr<Task> Readers::first_of(Queue& queue) {
+    while (!queue.empty() && queue.front().task->exhausted()) queue.pop_front();
+    return queue.empty() ? nullptr : queue.front().task;
 }
 
 void Readers::run_next(Lock& lock, Task& task, Worker& worker) {
@@ -140,7 +145,9 @@ void Readers::read_until_stopped() {
     }
     Lock lock(mutex_);
     while (!stopping_) {
-        if (const auto task = next_task()) run_next(lock, *task, *worker);
+        auto task = first_of(demand_);
+        if (!task) task = first_of(bulk_);
+        if (task) run_next(lock, *task, *worker);
         else work_.wait(lock);
     }
 }

@@ -42,8 +42,8 @@ private:
 };
 
 /// Threads that do the jobs of tasks: first of those that somebody waits for (demand), then of the others (bulk), each
-/// by priority, and then in the order in which they were submitted. All members may be called from several threads at
-/// once.
+/// by priority, and then in the order in which they were submitted. Only jobs of the bulk lane may call help_demand().
+/// All members may be called from several threads at once.
 class Readers {
 public:
     enum class Lane : std::uint8_t { demand, bulk };
@@ -66,6 +66,9 @@ public:
     bool have_threads() const;
     /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
     bool help(Task& task, Worker& worker);
+    /// Does one job of the first task of the demand lane, on the calling thread: a job that waits before it uses its
+    /// worker can call this. Returns false if no job is left to begin.
+    bool help_demand(Worker& worker);
     /// Returns true if a job of the task is left to begin.
     bool has_jobs(const Task& task) const;
     /// Drops the jobs that have not begun. Returns true if none is running: then finish() will not be called, and was
@@ -78,19 +81,20 @@ public:
 
 private:
     using Lock = std::unique_lock<std::mutex>;
+    struct Entry {
+        std::shared_ptr<Task> task;
+        int priority;
+    };
     void start_threads() noexcept;
-    std::shared_ptr<Task> next_task();
+    using Queue = std::deque<Entry>;
+    static std::shared_ptr<Task> first_of(Queue& queue);
     void run_next(Lock& lock, Task& task, Worker& worker);
     void read_until_stopped();
 
     mutable std::mutex mutex_;
     std::condition_variable work_;
-    struct Entry {
-        std::shared_ptr<Task> task;
-        int priority;
-    };
-    std::deque<Entry> demand_;  // by priority, highest first
-    std::deque<Entry> bulk_;
+    Queue demand_;  // by priority, highest first
+    Queue bulk_;
     std::vector<std::unique_ptr<Worker>> idle_;
     std::vector<std::thread> threads_;
     unsigned expected_ = 0;

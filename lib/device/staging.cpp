@@ -12,14 +12,17 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-/// Returns true if no copy reads the buffer. An event that cannot tell is not done: who waits for it learns why.
+/// Returns true if no copy reads the buffer, or if that cannot be told: then who takes it waits until it can.
 bool is_read(const std::shared_ptr<DeviceEvent>& copy) noexcept {
     try {
         return !copy || copy->done();
     } catch (...) {
-        return false;
+        return true;
     }
 }
+
+// Nobody tells when a copy is done, when another ring can give a buffer up, or when there is something to help with.
+constexpr std::chrono::microseconds look(200);
 
 }  // namespace
 
@@ -76,19 +79,18 @@ std::uint64_t StagingRing::peak() const {
     return peak_ * buffer_bytes_;
 }
 
-StagingRing::Loan StagingRing::take(Device::Lane lane) {
-    Loan loan(*this, take_slot(lane));
+StagingRing::Loan StagingRing::take(const Taker& taker) {
+    Loan loan(*this, take_slot(taker));
     if (const auto copy = std::move(loan.slot_.copy)) wait_until_done(*copy);
     return loan;
 }
 
-void StagingRing::lend(Device::Lane lane,
-                       const std::function<void(const std::shared_ptr<StagingBuffer>&, DeviceQueue*&)>& fill) {
-    Loan loan = take(lane);
+void StagingRing::lend(const Taker& taker, const std::function<void(const Loan&, DeviceQueue*&)>& fill) {
+    Loan loan = take(taker);
     DeviceQueue* queue = nullptr;
     std::exception_ptr fault;
     try {
-        fill(loan.buffer(), queue);
+        fill(loan, queue);
     } catch (...) {
         fault = std::current_exception();
     }
@@ -101,21 +103,32 @@ void StagingRing::lend(Device::Lane lane,
     if (fault) std::rethrow_exception(fault);
 }
 
-/// Takes a buffer whose copy is done, or allocates one. Otherwise waits for one, whose copy may be in progress.
-StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
+/// Does without the lock what a taker does while it waits. Returns false if there was nothing to do.
+bool StagingRing::help(std::unique_lock<std::mutex>& lock, const Taker& taker) {
+    lock.unlock();
+    const bool helped = taker.help();
+    lock.lock();
+    return helped;
+}
+
+/// Takes a buffer whose copy is done, or allocates one. Otherwise waits for one, whose copy may be in progress if the
+/// taker does not help.
+StagingRing::Slot StagingRing::take_slot(const Taker& taker) {
     GivenUp given_up;
+    Device::Lane lane = taker.lane();
     std::unique_lock lock(pool_->mutex);
-    for (;;) {
+    for (;; lane = taker.lane()) {
         auto found = find_done(lane);
         if (found == free_.end() && may_grow(lane, given_up)) break;
-        if (found == free_.end()) found = find_next(lane);
+        // Who helps holds no buffer meanwhile: what is helped with may need that.
+        const bool helps = lane == Device::Lane::bulk && taker.help;
+        if (found == free_.end() && !helps) found = find_next(lane);
         if (found != free_.end()) return take_out(found, lane);
-        // Nobody tells when a copy is done, or when another ring can give a buffer up.
-        changed_.wait_for(lock, std::chrono::milliseconds(1));
+        if (!helps || !help(lock, taker)) changed_.wait_for(lock, look);
     }
     count_use(lane, 1);
     lock.unlock();
-    { const GivenUp end = std::move(given_up); }  // without the lock
+    free(std::move(given_up));
     try {
         Slot slot{device_->allocate_staging(buffer_bytes_), nullptr, lane};
         lock.lock();
@@ -131,7 +144,7 @@ StagingRing::Slot StagingRing::take_slot(Device::Lane lane) {
         if (allocated_ == 0) throw;
     }
     lock.unlock();
-    return take_slot(lane);
+    return take_slot(taker);
 }
 
 /// Returns true if the ring can do without this free buffer, or use it for the bulk lane: one is left to the other
@@ -171,6 +184,11 @@ StagingRing::Slot StagingRing::take_out(Slots::iterator found, Device::Lane lane
 
 void StagingRing::count_use(Device::Lane lane, int change) noexcept {
     if (lane == Device::Lane::bulk) bulk_ += static_cast<std::size_t>(change);
+}
+
+/// Frees a buffer of another ring; without the lock.
+void StagingRing::free(GivenUp given_up) noexcept {
+    if (given_up.slot.copy) wait_until_done(*given_up.slot.copy);
 }
 
 /// Counts one more buffer, if the ring may have it for the lane. Another ring may have to give one up for it.

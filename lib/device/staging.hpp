@@ -61,6 +61,8 @@ public:
         ~Loan();
 
         const std::shared_ptr<StagingBuffer>& buffer() const noexcept { return slot_.buffer; }
+        /// Returns the lane in which copies out of it are to be queued.
+        Device::Lane lane() const noexcept { return slot_.lane; }
         /// Keeps the buffer in use until `copy` is done.
         void fence(std::shared_ptr<DeviceEvent> copy) noexcept { slot_.copy = std::move(copy); }
 
@@ -77,20 +79,29 @@ public:
         Slot slot_;
     };
 
-    /// Takes a buffer for copies of a lane. Waits until there is one and the device is done with it. Throws
-    /// out_of_memory if no buffer can be allocated.
-    Loan take(Device::Lane lane);
+    /// Who takes a buffer. Copies of the bulk lane may have to wait for work of the caller that takes long.
+    struct Taker {
+        std::function<Device::Lane()> lane;  ///< the lane of its copies, which may change while it waits
+        /// What it does meanwhile in the bulk lane, without a buffer. Returns false if there was nothing to do.
+        std::function<bool()> help = {};
+    };
+    /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
+    /// be allocated.
+    Loan take(const Taker& taker);
+    Loan take(Device::Lane lane) {
+        return take({[lane] { return lane; }});
+    }
 
-    /// Takes a buffer for copies of a lane, lets `fill` read into it and queue copies out of it, and keeps the buffer
-    /// in use until they are done, even if `fill` throws. `fill` sets `queue` before it queues a copy. Throws what
-    /// `fill` throws, out_of_memory and device_failed.
-    void lend(Device::Lane lane,
-              const std::function<void(const std::shared_ptr<StagingBuffer>& buffer, DeviceQueue*& queue)>& fill);
+    /// Takes a buffer, lets `fill` read into it and queue copies out of it, and keeps the buffer in use until they are
+    /// done, even if `fill` throws. `fill` sets `queue` before it queues a copy. Throws what `fill` throws,
+    /// out_of_memory and device_failed.
+    void lend(const Taker& taker, const std::function<void(const Loan& loan, DeviceQueue*& queue)>& fill);
 
 private:
     using Slot = Loan::Slot;
     using Slots = std::vector<Slot>;
-    Slot take_slot(Device::Lane lane);
+    Slot take_slot(const Taker& taker);
+    static bool help(std::unique_lock<std::mutex>& lock, const Taker& taker);
     void give_back(Slot slot) noexcept;
 
     // Under the mutex of the pool.
@@ -105,6 +116,7 @@ private:
         std::shared_ptr<Device> device = {};
         Slot slot = {};
     };
+    static void free(GivenUp given_up) noexcept;
     bool may_grow(Device::Lane lane, GivenUp& given_up);
     StagingRing* find_giver() noexcept;
     bool is_room_in_pool() const noexcept;

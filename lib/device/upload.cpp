@@ -23,9 +23,10 @@ Upload::Upload(std::shared_ptr<Group> of)
       filling(*cache_.device_, cache_.staging_, cache_.paths_) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
-    const auto lane = demanded ? Device::Lane::demand : Device::Lane::bulk;
+    const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
+                                   [&] { return cache_.readers_.help_demand(worker); }};
     std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(),
-                                         [&] { filling.fill(group->layout, group->plan, job, worker, lane); });
+                                         [&] { filling.fill(group->layout, group->plan, job, worker, taker); });
     if (!failed) return true;
     cache_.note_failure(failed);
     const std::lock_guard lock(cache_.mutex_);

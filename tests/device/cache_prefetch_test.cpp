@@ -66,7 +66,7 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
             layers.emplace_back("layer" + std::to_string(i), 100);
             bundles.push_back(cache.bundle(layers.back().tensor));
         }
-        // What has arrived can be evicted.
+        // It has arrived, so that it can be evicted.
         const auto prefetch = [&](std::size_t i) {
             cache.prefetch(bundles[i]);
             const auto& word = bundles[i]->groups.front()->word;

@@ -243,32 +243,92 @@ TEST_CASE("two threads that want small tensors of one block both get it, though 
     CHECK(ground.stub.take_findings() == "");
 }
 
+namespace {
+
+/// More prefetches than there are slabs, whose copies are held up. All readers have one of them.
+struct HeldUp {
+    HeldUp() {
+        for (int i = 0; i < 6; ++i) tensors.push_back(std::make_unique<Bytes>("p" + std::to_string(i), 300'000));
+        for (const auto& one : tensors) prefetched.push_back(cache.bundle(one->tensor));
+        stub.hold(bulk());
+        cache.prefetch(prefetched);
+        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 16_MiB; }));
+        std::this_thread::sleep_for(20ms);  // more readers wait for slabs
+    }
+    ~HeldUp() {
+        release();
+        cache.stop();
+        CHECK(stub.take_findings() == "");
+    }
+    void* bulk() { return stub.stream(1); }
+    void release() { stub.release(bulk()); }
+    void acquire(const Bytes& one, const Request& request = {}) const {
+        const Held held = cache.acquire(cache.bundle(one.tensor), safemap::device::Keep::no, {}, request);
+        CHECK(read_back(*device, held[0]) == value_of(one.tensor));
+    }
+
+    StubCuda stub;
+    std::shared_ptr<Device> device = Device::open("cuda");
+    std::vector<std::unique_ptr<Bytes>> tensors;
+    CacheFixture cache{device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 4}};
+    std::vector<BundlePtr> prefetched;
+};
+
+}  // namespace
+
 TEST_CASE("what is acquired does not wait for prefetches whose copies are held up") {
+    HeldUp all;
+    for (const bool has_deadline : {false, true}) {
+        CAPTURE(has_deadline);
+        // With a deadline, readers bring it.
+        const Bytes wanted("wanted", 300'000);
+        Request request;
+        if (has_deadline) request.deadline = Clock::now() + 10s;
+        CHECK_OK(all.acquire(wanted, request));
+        CHECK(all.cache.stats().peak_staging_bytes == 24_MiB);
+    }
+    all.release();
+    for (const auto& one : all.tensors) CHECK_OK(all.acquire(*one));
+}
+
+TEST_CASE("a prefetch that waits for a slab gets that of demands when somebody waits for it") {
+    HeldUp all;
+    std::atomic<int> there = 0;
+    std::vector<std::thread> threads;
+    for (const auto& one : all.tensors)
+        threads.emplace_back([&] {
+            CHECK_OK(all.acquire(*one));
+            ++there;
+        });
+    CHECK(soon([&] { return there == 4; }));  // the copies of two are queued
+    std::this_thread::sleep_for(20ms);
+    CHECK(there == 4);
+    all.release();
+    for (std::thread& thread : threads) thread.join();
+}
+
+TEST_CASE("readers that wait for a slab of fill bring what is demanded") {
     StubCuda stub;
     const auto device = Device::open("cuda");
     {
-        std::vector<std::unique_ptr<Bytes>> prefetched;
-        for (int i = 0; i < 6; ++i) prefetched.push_back(std::make_unique<Bytes>("p" + std::to_string(i), 300'000));
-        Bytes wanted("wanted", 300'000);
-        const CacheFixture cache(device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 4});
-        stub.hold(stub.stream(1));
-        std::vector<BundlePtr> bundles;
-        for (const auto& one : prefetched) bundles.push_back(cache.bundle(one->tensor));
-        cache.prefetch(bundles);
+        const CacheFixture cache(device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 2});
+        const Bytes large("large", 60'000'000);
+        const Bytes wanted("wanted", 300'000);
+        const std::shared_ptr<DeviceMemory> memory = device->allocate(60'000'000);
+        void* const stream = stub.make_stream();
+        stub.hold(stream);
+        std::thread fills([&] { cache.fill({{large.tensor, memory, 0}}, NativeStream::cuda(stream))->wait(); });
         CHECK(soon([&] { return cache.stats().peak_staging_bytes == 16_MiB; }));
-        std::this_thread::sleep_for(20ms);  // more readers wait for slabs
+        std::this_thread::sleep_for(20ms);  // the thread that fills and both readers wait
+        Request request;
+        request.deadline = Clock::now() + 10s;
         const auto bundle = cache.bundle(wanted.tensor);
-        std::atomic<bool> is_there = false;
-        std::thread acquires([&] {
-            const Held held = cache.acquire(bundle);
-            CHECK(read_back(*device, held[0]) == value_of(wanted.tensor));
-            is_there = true;
-        });
-        CHECK(soon([&] { return is_there.load(); }));
-        CHECK(cache.stats().peak_staging_bytes == 24_MiB);
-        stub.release(stub.stream(1));
-        acquires.join();
-        for (const auto& one : bundles) CHECK_OK(cache.acquire(one));
+        CHECK_OK(cache.acquire(bundle, safemap::device::Keep::no, {}, request));
+        stub.release(stream);
+        fills.join();
+        std::vector<std::byte> bytes(60'000'000);
+        device->copy_to_host(bytes, *memory, 0);
+        CHECK(bytes == value_of(large.tensor));
     }
     CHECK(stub.take_findings() == "");
 }

@@ -2,6 +2,7 @@
 // of a process share a limit.
 #include "device/staging.hpp"
 
+#include "device/cache_fixture.hpp"
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
@@ -162,6 +163,32 @@ TEST_CASE("without any buffer, taking one fails, and succeeds when there is memo
     device->fail_staging = 0;
     CHECK_FAULT(ring.take(Device::Lane::bulk), Errc::out_of_memory);
     CHECK_OK(ring.take(Device::Lane::bulk));
+}
+
+TEST_CASE("who waits for a buffer of the bulk lane helps, and may want the demand lane in the end") {
+    const auto device = std::make_shared<Buffers>();
+    for (const bool waits_for_copy : {false, true}) {
+        CAPTURE(waits_for_copy);
+        StagingRing ring(device, 10, 2);
+        std::optional<StagingRing::Loan> loan;
+        std::shared_ptr<Switch> copy;
+        if (waits_for_copy) copy = start_copy(ring, Lane::bulk);
+        else loan.emplace(ring.take(Lane::bulk));
+        std::atomic<int> looks = 0;
+        std::atomic<bool> is_demanded = false;
+        const StagingRing::Taker taker{[&] { return is_demanded ? Lane::demand : Lane::bulk; },
+                                       [&] {
+                                           ring.take(Lane::demand);  // the other buffer
+                                           return ++looks % 2 == 0;
+                                       }};
+        auto taking = std::async(std::launch::async, [&] { return std::optional(ring.take(taker)); });
+        CHECK(soon([&] { return looks > 10; }));
+        CHECK(waits(taking));
+        is_demanded = true;
+        const auto taken = taking.get();
+        CHECK(taken->lane() == Lane::demand);
+        if (copy) copy->set();
+    }
 }
 
 TEST_CASE("copies of the bulk lane leave a buffer to the demand lane") {
