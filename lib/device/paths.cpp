@@ -16,11 +16,24 @@ constexpr std::uint64_t most_read_ahead = 8_MiB;
 // Trials of more files than this are not remembered.
 constexpr std::size_t most_trials = 4096;
 
+// The kernel looks up each page that it is asked for. For a whole range, that takes a tenth of the time to copy it.
+constexpr std::uint64_t least_sampled = 256_KiB;
+constexpr std::uint64_t sampled_part = 32;
+
+/// Returns which part of a range is cached. Of a large one, asks for a little of the second and of the last quarter.
+Residency sample(const Source& source, Extent extent) {
+    if (extent.size < least_sampled) return source.residency(extent);
+    const std::uint64_t part = extent.size / sampled_part;
+    const Residency early = source.residency({extent.offset + extent.size / 8 * 3, part});
+    const Residency late = source.residency({extent.offset + extent.size / 8 * 7, part});
+    return {early.resident + late.resident, early.total + late.total};
+}
+
 /// Returns true if less than a quarter of the range is in the page cache. The kernel reads ahead: the beginning of a
 /// range may be cached because the range before it was read.
 bool is_cold(const Source& source, Extent extent) {
     try {
-        const Residency cached = source.residency(extent);
+        const Residency cached = sample(source, extent);
         return cached.total > 0 && cached.resident < cached.total / 4;
     } catch (const Error&) {
         return false;  // the read through the cache reports what is wrong, if it matters

@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -153,12 +154,15 @@ bool StagingRing::may_be_bulk(const Slot& slot) const noexcept {
     return slot.lane == Device::Lane::bulk || bulk_ + 1 < allocated_ || count_ == 1;
 }
 
-/// Returns a free buffer for the lane that no copy reads, or the end.
+/// Returns a free buffer for the lane that no copy reads, or the end. If possible, it is the one that was used last: if
+/// the processor copies, it may still have that in its cache. Otherwise it is the one whose copy began first.
 StagingRing::Slots::iterator StagingRing::find_done(Device::Lane lane) noexcept {
+    const auto is_for_lane = [&](const Slot& slot) { return lane == Device::Lane::demand || may_be_bulk(slot); };
+    if (!free_.empty() && is_for_lane(free_.back()) && is_read(free_.back().copy)) return std::prev(free_.end());
     std::array<bool, 2> busy = {};  // lanes with a copy in progress: their later copies are not done either
     return std::ranges::find_if(free_, [&](const Slot& slot) {
         bool& is_busy = busy[static_cast<std::size_t>(slot.lane)];
-        if (is_busy || (lane == Device::Lane::bulk && !may_be_bulk(slot))) return false;
+        if (is_busy || !is_for_lane(slot)) return false;
         is_busy = !is_read(slot.copy);
         return !is_busy;
     });

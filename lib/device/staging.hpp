@@ -126,7 +126,7 @@ private:
     const std::uint64_t most_bytes_;
     const std::shared_ptr<StagingPool> pool_;
     std::condition_variable changed_;
-    Slots free_;         // longest free first: its copy is the most likely to be done
+    Slots free_;         // longest free first
     std::size_t count_;  // the most; fewer if one could not be allocated
     std::size_t allocated_ = 0;
     std::size_t bulk_ = 0;  // buffers of the bulk lane: by their last use

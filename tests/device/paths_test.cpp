@@ -178,8 +178,9 @@ public:
     }
     Residency residency(Extent extent) const override {
         ++asked;
+        asked_bytes += extent.size;
         if (!residency_known) throw Error(Errc::io_error, "cannot map it");
-        return {extent.size * cached_percent / 100, extent.size};
+        return {extent.size * (extent.offset % cold_each < cold_at ? 100 : cached_percent) / 100, extent.size};
     }
 
     std::string identity_text = "disk";
@@ -188,11 +189,14 @@ public:
     bool has_direct = true;
     bool residency_known = true;
     std::uint64_t cached_percent = 0;
+    std::uint64_t cold_each = 1;  // the first `cold_at` bytes of each so many bytes are cached
+    std::uint64_t cold_at = 0;
     int usual_time = 1'000;
     int direct_time = 100;
     mutable int usual_reads = 0;
     mutable int direct_reads = 0;
     mutable int asked = 0;
+    mutable std::uint64_t asked_bytes = 0;
 
 private:
     static void fill(std::uint64_t offset, std::span<std::byte> into) {
@@ -215,7 +219,9 @@ struct Reading {
         const std::span<std::byte> places[] = {std::span(bytes).first(size / 3), std::span(bytes).subspan(size / 3)};
         for (; times > 0; --times, offset += size) {
             paths.read(source, offset, places, worker);
-            for (std::size_t i = 0; i < size; ++i) REQUIRE(bytes[i] == pattern(1, offset + i));
+            bool equal = true;
+            for (std::size_t i = 0; i < size; ++i) equal = equal && bytes[i] == pattern(1, offset + i);
+            REQUIRE(equal);
         }
     }
     UploadStats stats() const {
@@ -286,6 +292,28 @@ TEST_CASE("a little of a block may be cached: the kernel reads ahead") {
     Reading reading(disk);
     reading.read(20);
     CHECK(disk.direct_reads == 16);
+}
+
+TEST_CASE("of a large block, the kernel is asked for a sixteenth, and not for the beginning that it reads ahead") {
+    constexpr std::size_t block = 1'024 * 1'024;
+    constexpr PathRules rules{
+        .least_file = 500'000, .least_read = 1'000, .trial = 2 * block, .margin = 120, .now = disk_time};
+    const auto direct_reads = [&](std::uint64_t cold_at, std::uint64_t cached_percent = 0) {
+        Disk disk(16 * block);
+        disk.cold_each = block;
+        disk.cold_at = cold_at;
+        disk.cached_percent = cached_percent;
+        Reading reading(disk, rules);
+        reading.read(12, block);
+        CHECK(disk.asked_bytes <= 12 * block / 16);
+        return disk.direct_reads;
+    };
+    CHECK(direct_reads(0) == 8);
+    CHECK(direct_reads(block / 4) == 8);
+    CHECK(direct_reads(block / 2) == 0);
+    CHECK(direct_reads(block) == 0);
+    CHECK(direct_reads(0, 20) == 8);
+    CHECK(direct_reads(0, 30) == 0);
 }
 
 TEST_CASE("the choice belongs to the file, not to the source, and another file has its own") {

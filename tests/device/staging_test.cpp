@@ -191,6 +191,34 @@ TEST_CASE("who waits for a buffer of the bulk lane helps, and may want the deman
     }
 }
 
+TEST_CASE("the buffer that was used last is taken if its copy is done, otherwise the one whose copy began first") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 3);
+    const auto address = [](const StagingRing::Loan& loan) { return loan.buffer()->bytes().data(); };
+    std::array<const std::byte*, 3> used = {};
+    std::array<std::shared_ptr<Switch>, 3> copies;
+    {
+        std::vector<StagingRing::Loan> loans;
+        for (int i = 0; i < 3; ++i) loans.push_back(ring.take(Lane::demand));
+        for (std::size_t i = 0; i < 3; ++i) {
+            used[i] = address(loans[i]);
+            loans[i].fence(copies[i] = std::make_shared<Switch>());
+        }
+        // They are given back in this order.
+        for (StagingRing::Loan& loan : loans) const StagingRing::Loan back = std::move(loan);
+    }
+    copies[0]->set();
+    CHECK(address(ring.take(Lane::demand)) == used[0]);  // which was then used last
+    copies[1]->set();
+    copies[2]->set();
+    CHECK(address(ring.take(Lane::demand)) == used[0]);
+    const auto first = ring.take(Lane::demand);
+    const auto second = ring.take(Lane::demand);
+    CHECK(address(first) == used[0]);
+    CHECK(address(second) == used[2]);
+    CHECK(address(ring.take(Lane::demand)) == used[1]);
+}
+
 TEST_CASE("copies of the bulk lane leave a buffer to the demand lane") {
     const auto device = std::make_shared<Buffers>();
     StagingRing ring(device, 10, 3);
