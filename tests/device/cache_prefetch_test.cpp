@@ -57,7 +57,7 @@ TEST_CASE("prefetch uploads what fits, while nobody waits for it") {
 
 TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to before") {
     constexpr std::size_t count = 16;
-    for (const std::size_t ahead : {1, 2, 5}) {
+    for (const std::size_t ahead : {1U, 2U, 5U}) {
         CAPTURE(ahead);
         const CacheFixture cache(Device::open("host"), 800, 1);
         std::vector<Bytes> layers;
