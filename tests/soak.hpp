@@ -30,6 +30,23 @@ inline int step(int mean) {
     return std::uniform_int_distribution(1, 2 * mean - 1)(random);
 }
 
+/// Chooses about one of `mean` combinations of options, other ones in each run. A whole run tries all of them.
+class Sample {
+public:
+    explicit Sample(int mean) : mean_(mean), left_(step(mean)) {}
+
+    /// Returns true if the next combination is tried.
+    bool next() {
+        if (--left_ > 0) return false;
+        left_ = step(mean_);
+        return true;
+    }
+
+private:
+    int mean_;
+    int left_;
+};
+
 /// Returns the number of rounds of a long random test: `all` in a whole run, otherwise a quarter.
 inline int rounds(int all) { return whole() ? all : (all + 3) / 4; }
 

@@ -148,7 +148,7 @@ TEST_CASE("a sink that fails is abandoned once, and its exception passes through
 
     Strict whole;
     save(whole, tensors);
-    for (int at = 0; at < whole.writes; ++at) {
+    for (int at = soak::step(3) - 1; at < whole.writes; at += soak::step(3)) {
         Strict sink(Fail::write, at);
         CHECK_THROWS_WITH_AS(save(sink, tensors), "a caller's own", std::runtime_error);
         CHECK(sink.abandoned == 1);

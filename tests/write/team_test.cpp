@@ -93,6 +93,7 @@ TEST_CASE("several processes write the bytes of one, whatever the options") {
         {"cast", {.dtype = Dtype::f16, .max_shard_size = 1'500'000}},
         {"not durable", {.max_shard_size = 3'000'000, .durable = false, .drop_cache = true}},
     };
+    soak::Sample sample(3);
     for (const auto& kind : kinds)
         for (const bool checksums : {false, true}) {
             SaveOptions options = kind.second;
@@ -101,6 +102,7 @@ TEST_CASE("several processes write the bytes of one, whatever the options") {
             fs::remove_all(dir / "one");
             const SaveReport expected = save(dir / "one", tensors, options);
             for (const unsigned size : {2U, 3U, 7U}) {
+                if (!sample.next()) continue;
                 CAPTURE(kind.first);
                 CAPTURE(checksums);
                 CAPTURE(size);
