@@ -5,8 +5,9 @@
 // It makes a file of so many bytes, 16 layers of nine tensors, and a file of so many tensors of 16 bytes. Both are in
 // the page cache while it measures. Ratios are of pairs in turn: the limit's time by that of Uploader, with two threads
 // each. Other rows say what their numbers are. From top to bottom:
-//   - the limits: threads that read blocks to memory
-//   - the rows: whole passes, small tensors, a demand during a prefetch, memory
+//   - the model
+//   - the rows: whole passes, fills, small tensors, a demand during a prefetch, memory
+#include "device/limits.hpp"
 #include "device/made.hpp"
 #include "device/measure.hpp"
 #include "device/staged_device.hpp"
@@ -14,18 +15,17 @@
 #include <safemap/advanced/file.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/device_budget.hpp>
+#include <safemap/error.hpp>
 #include <safemap/layer_stream.hpp>
 #include <safemap/source.hpp>
 #include <safemap/uploader.hpp>
 
-#include <sys/mman.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -36,16 +36,19 @@
 #include <vector>
 
 using namespace safemap;
+using limits::block;
+using limits::HugeMemory;
+using limits::Model;
+using limits::read_blocks;
+using limits::seconds_to_fresh_memory;
+using limits::threads;
 using measure::Sample;
 
 namespace {
 
-constexpr std::uint64_t block = 8_MiB;
 constexpr std::size_t layer_count = 16;
-constexpr unsigned threads = 2;
 constexpr std::uint64_t small_demand = 64_KiB;
 constexpr std::size_t demands = 64;
-constexpr std::uint64_t huge_page = 2_MiB;
 
 struct Options {
     std::uint64_t size = 1_GiB;
@@ -54,78 +57,16 @@ struct Options {
     std::filesystem::path folder = std::filesystem::temp_directory_path();
 };
 
-// ---- The limits
-
-/// Memory that the kernel hands out in huge pages, which nothing has touched yet.
-class HugeMemory {
-public:
-    explicit HugeMemory(std::uint64_t size) : mapped_(size + huge_page) {
-        at_ = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (at_ == MAP_FAILED) measure::fail("mmap");
-        const auto address = reinterpret_cast<std::uintptr_t>(at_);
-        bytes_ = static_cast<char*>(at_) + (huge_page - address % huge_page) % huge_page;
-        ::madvise(bytes_, size, MADV_HUGEPAGE);
-    }
-    ~HugeMemory() { ::munmap(at_, mapped_); }
-    HugeMemory(const HugeMemory&) = delete;
-    HugeMemory& operator=(const HugeMemory&) = delete;
-
-    char* bytes() const noexcept { return bytes_; }
-
-private:
-    std::uint64_t mapped_;
-    void* at_;
-    char* bytes_;
-};
-
-void pread_all(const made::File& file, char* into, std::uint64_t size, std::uint64_t offset) {
-    while (size > 0) {
-        const ssize_t done = ::pread(file.descriptor(), into, size, static_cast<off_t>(offset));
-        if (done <= 0) measure::fail("pread");
-        into += done;
-        offset += static_cast<std::uint64_t>(done);
-        size -= static_cast<std::uint64_t>(done);
-    }
-}
-
-/// A file of layers, whose bytes come first, and of small tensors.
-struct Model {
-    const made::File& file;
-    std::uint64_t bytes;  // sum of all layers
-    Checkpoint checkpoint;
-};
-
-/// Reads `bytes` of the layers of a model by threads that claim blocks: to `memory` of `room` bytes. At the end of
-/// either they go on at its beginning. With `staged`, each thread reads to a buffer of its own, and copies that.
-void read_blocks(const Model& model, std::uint64_t bytes, char* memory, std::uint64_t room, bool staged) {
-    std::atomic<std::uint64_t> next = 0;
-    const std::uint64_t blocks = std::max<std::uint64_t>(model.bytes / block, 1);
-    const auto work = [&] {
-        const HugeMemory buffer(staged ? block : huge_page);
-        for (std::uint64_t at = next.fetch_add(block); at < bytes; at = next.fetch_add(block)) {
-            const std::uint64_t size = std::min(block, bytes - at);
-            char* const to = memory + at / block % (room / block) * block;
-            const std::uint64_t from = model.file.data() + at / block % blocks * block;
-            pread_all(model.file, staged ? buffer.bytes() : to, size, from);
-            if (staged) std::memcpy(to, buffer.bytes(), size);
-        }
-    };
-    std::vector<std::thread> others;
-    for (unsigned i = 1; i < threads; ++i) others.emplace_back(work);
-    work();
-    for (std::thread& thread : others) thread.join();
-}
-
-double seconds_to_fresh_memory(const Model& model) {
-    const std::uint64_t room = (model.bytes + block - 1) / block * block;
-    std::unique_ptr<HugeMemory> memory;  // freed after the time is taken
-    return measure::seconds([&] {
-        memory = std::make_unique<HugeMemory>(room);
-        read_blocks(model, model.bytes, memory->bytes(), room, false);
-    });
-}
-
 // ---- The model
+
+/// What the layers are brought to: the memory of the host, a device that hides its memory, or OpenCL.
+enum class To : std::uint8_t { host, ring, opencl };
+
+std::shared_ptr<Device> open(To to) {
+    if (to == To::ring) return std::make_shared<StagedDevice>();
+    return Device::open(to == To::host ? "host" : "opencl");
+}
+std::string text(To to) { return to == To::host ? "host" : to == To::ring ? "ring" : "OpenCL"; }
 
 /// Returns the tensors of a model: those of the layers, and then the small ones.
 std::vector<made::Item> items_of(std::uint64_t size) {
@@ -190,7 +131,7 @@ struct Pairs {
             if (i > 0) ratio.add(other / last_);
         }
     }
-    void print(const char* what, std::uint64_t bytes) const {
+    void print(const std::string& what, std::uint64_t bytes) const {
         measure::print_ratio(what, static_cast<double>(bytes), ours, limit, ratio, 0.9);
     }
 
@@ -208,24 +149,24 @@ private:
     double last_ = 0;  // seconds by the clock
 };
 
-void first_pass(const Options& options, const Model& model) {
+void first_pass(const Options& options, const Model& model, To to) {
+    const auto device = open(to);
     const auto ours = [&] {
         std::unique_ptr<Uploader> uploader;
         return measure::seconds([&] {
-            uploader = std::make_unique<Uploader>(Device::open("host"), model.checkpoint,
+            uploader = std::make_unique<Uploader>(device, model.checkpoint,
                                                   UploadOptions{.device_budget = 2 * model.bytes, .readers = 1});
             pass(*uploader, bundles_of_layers(*uploader), layer_count);
         });
     };
     Pairs(options.rounds, ours, [&] {
         return seconds_to_fresh_memory(model);
-    }).print("host, first pass, beside pread to fresh memory", model.bytes);
+    }).print(text(to) + ", first pass, beside pread to fresh memory", model.bytes);
 }
 
-void later_passes(const Options& options, const Model& model, bool staged) {
+void later_passes(const Options& options, const Model& model, To to) {
     const std::uint64_t budget = half_budget(model.checkpoint);
-    const std::shared_ptr<Device> device = staged ? std::make_shared<StagedDevice>() : Device::open("host");
-    Uploader uploader(device, model.checkpoint, {.device_budget = budget, .readers = 1});
+    Uploader uploader(open(to), model.checkpoint, {.device_budget = budget, .readers = 1});
     const auto layers = bundles_of_layers(uploader);
     const std::uint64_t room = std::max(budget / block, std::uint64_t{1}) * block;
     const HugeMemory memory(room);
@@ -236,9 +177,57 @@ void later_passes(const Options& options, const Model& model, bool staged) {
     const std::uint64_t uploaded = uploader.stats().uploaded_bytes - before;
     Pairs(
         options.rounds, [&] { return measure::seconds([&] { pass(uploader, layers, 2); }); },
-        [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, staged); }); })
-        .print(staged ? "ring, half the budget, beside pread and memcpy" : "host, half the budget, beside pread",
-               uploaded);
+        [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, to == To::ring); }); })
+        .print(text(to) + ", half the budget, beside pread" + (to == To::ring ? " and memcpy" : ""), uploaded);
+}
+
+/// Writes all layers into memory of the caller again and again, as a server does that reloads the weights of its model.
+void fills(const Options& options, const Model& model, To to) {
+    const auto device = open(to);
+    Uploader uploader(device, model.checkpoint, {.readers = 1});
+    std::vector<FillTarget> targets;
+    for (std::size_t i = 0; i < model.checkpoint.size(); ++i) {
+        const LazyTensor& tensor = model.checkpoint.tensor(i);
+        if (tensor.name().starts_with("layers."))
+            targets.push_back({.tensor = tensor, .memory = device->allocate(tensor.nbytes())});
+    }
+    const std::uint64_t room = model.bytes / block * block;
+    const HugeMemory memory(room);
+    Pairs(
+        options.rounds, [&] { return measure::seconds([&] { uploader.fill(targets)->wait(); }); },
+        [&] {
+            return measure::seconds([&] { read_blocks(model, model.bytes, memory.bytes(), room, to == To::ring); });
+        })
+        .print(text(to) + ", fill, beside pread" + (to == To::ring ? " and memcpy" : ""), model.bytes);
+}
+
+/// Passes over two models of which both together are twice the budget that they share, each layer of one followed by
+/// that of the other.
+void shared_budget(const Options& options, const Model& model) {
+    const std::uint64_t budget = 2 * half_budget(model.checkpoint);
+    DeviceBudget shared(Device::open("host"), {.device_bytes = budget});
+    const UploadOptions readers{.readers = 1};
+    Uploader one(shared, model.checkpoint, readers), other(shared, model.checkpoint, readers);
+    const auto layers = bundles_of_layers(one), others = bundles_of_layers(other);
+    const auto walk = [&] {
+        for (std::size_t i = 0; i < layer_count; ++i) {
+            const Lease first = one.acquire(layers[i]);
+            if (i + 1 < layer_count) one.prefetch(layers[i + 1]);
+            const Lease second = other.acquire(others[i]);
+            if (i + 1 < layer_count) other.prefetch(others[i + 1]);
+        }
+    };
+    for (int i = 0; i < 2; ++i) walk();
+    const auto bytes = [&] { return one.stats().uploaded_bytes + other.stats().uploaded_bytes; };
+    const std::uint64_t before = bytes();
+    walk();
+    const std::uint64_t uploaded = bytes() - before;
+    const std::uint64_t room = budget / block * block;
+    const HugeMemory memory(room);
+    Pairs(
+        options.rounds, [&] { return measure::seconds(walk); },
+        [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, false); }); })
+        .print("host, two models in one budget, beside pread", uploaded);
 }
 
 /// Uses a processor for so many seconds.
@@ -340,13 +329,12 @@ void small_tensors(const Options& options) {
 }
 
 /// Demands small bundles one after the other while the layers are on their way, by as many readers as Uploader chooses.
-void demand(const Options& options, const Model& model, bool staged) {
+void demand(const Options& options, const Model& model, To to) {
     Sample medians, most;
     for (int round = 0; round < options.rounds; ++round) {
         const double blocks = static_cast<double>(model.bytes) / static_cast<double>(block);
         const double unit = seconds_to_fresh_memory(model) * threads / blocks;
-        const std::shared_ptr<Device> device = staged ? std::make_shared<StagedDevice>() : Device::open("host");
-        Uploader uploader(device, model.checkpoint, {.device_budget = 2 * model.bytes});
+        Uploader uploader(open(to), model.checkpoint, {.device_budget = 2 * model.bytes});
         const auto layers = bundles_of_layers(uploader);
         std::vector<Bundle> small;
         for (std::size_t i = 0; i < demands; ++i)
@@ -364,25 +352,24 @@ void demand(const Options& options, const Model& model, bool staged) {
         most.add(times.most());
     }
     if (medians.empty()) return;
-    const std::string what = std::string("64 KiB during a prefetch, ") + (staged ? "ring" : "host");
+    const std::string what = "64 KiB during a prefetch, " + text(to);
     measure::print_at_most(what + ", median, blocks of 8 MiB", medians, 2);
     measure::print_at_most(what + ", most of a round, blocks", most, 2);
 }
 
-void peak_memory(const Model& model, bool staged) {
+void peak_memory(const Model& model, To to) {
     const std::uint64_t budget = half_budget(model.checkpoint);
     double staging = 0;
     Sample growth;
     const auto load = [&](bool want_staging) {
-        const std::shared_ptr<Device> device = staged ? std::make_shared<StagedDevice>() : Device::open("host");
-        Uploader uploader(device, model.checkpoint, {.device_budget = budget});
+        Uploader uploader(open(to), model.checkpoint, {.device_budget = budget});
         pass(uploader, bundles_of_layers(uploader), 2);
         const UploadStats stats = uploader.stats();
         return static_cast<double>(want_staging ? stats.peak_staging_bytes : stats.peak_device_bytes);
     };
     growth.add(measure::peak_growth([&] { return load(false); }) / 1e6);
     staging = measure::in_child([&] { return load(true); });
-    measure::print_at_most(std::string("peak RssAnon of loading, ") + (staged ? "ring" : "host") + ", MB", growth,
+    measure::print_at_most("peak RssAnon of loading, " + text(to) + ", MB", growth,
                            (staging + static_cast<double>(32_MiB)) / 1e6);
 }
 
@@ -423,6 +410,20 @@ void print_machine(const Options& options) {
                 static_cast<unsigned long long>(options.size / 1_MiB), layer_count);
 }
 
+/// Measures the first device of OpenCL, if there is one.
+void run_opencl(const Options& options, const Model& model) {
+    try {
+        open(To::opencl);
+    } catch (const Error& error) {
+        std::printf("OpenCL: not measured: %s\n", error.what());
+        return;
+    }
+    first_pass(options, model, To::opencl);
+    later_passes(options, model, To::opencl);
+    fills(options, model, To::opencl);
+    demand(options, model, To::opencl);
+}
+
 void run(const Options& options) {
     print_machine(options);
     measure::print_head();
@@ -430,12 +431,15 @@ void run(const Options& options) {
     const made::File file(options.folder, items);
     const Model model{file, bytes_of_layers(items), Checkpoint::open(file.path())};
     // Memory first: a process that has done other work has memory that is not counted again.
-    for (const bool staged : {false, true}) peak_memory(model, staged);
+    for (const To to : {To::host, To::ring}) peak_memory(model, to);
     small_tensors(options);
-    first_pass(options, model);
-    for (const bool staged : {false, true}) later_passes(options, model, staged);
+    first_pass(options, model, To::host);
+    for (const To to : {To::host, To::ring}) later_passes(options, model, to);
+    for (const To to : {To::host, To::ring}) fills(options, model, to);
+    shared_budget(options, model);
     stream(options, model);
-    for (const bool staged : {false, true}) demand(options, model, staged);
+    for (const To to : {To::host, To::ring}) demand(options, model, to);
+    run_opencl(options, model);
 }
 
 }  // namespace
