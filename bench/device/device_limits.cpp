@@ -59,7 +59,7 @@ struct Options {
 
 // ---- The model
 
-/// What the layers are brought to: the memory of the host, a device that hides its memory, or OpenCL.
+/// The destination of the layers: memory of the host, a device that hides its memory, or OpenCL.
 enum class To : std::uint8_t { host, ring, opencl };
 
 std::shared_ptr<Device> open(To to) {

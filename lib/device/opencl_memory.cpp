@@ -2,12 +2,19 @@
 
 #include "base/text.hpp"
 
+#include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
+
+#include <sys/mman.h>
 
 #include <string>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+
+namespace {
+constexpr std::uintptr_t huge_page = 2_MiB;
+}  // namespace
 
 OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t size)
     : context_(std::move(context)), size_(size) {
@@ -19,6 +26,7 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t
     if (result == ClResult::success) {
         context_->allocated += size;
         counted_ = true;
+        wants_huge_pages_ = true;
         return;
     }
     if (memory_ != nullptr) context_->api().clReleaseMemObject(memory_);
@@ -67,6 +75,15 @@ ClResult OpenclMemory::allocate() {
     result = api.clWaitForEvents(1, &there);
     api.clReleaseEvent(there);
     return result;
+}
+
+void OpenclMemory::want_huge_pages(std::span<std::byte> mapped) noexcept {
+    if (!std::exchange(wants_huge_pages_, false)) return;
+    const auto begin = reinterpret_cast<std::uintptr_t>(mapped.data());
+    const std::uintptr_t first = (begin + huge_page - 1) / huge_page * huge_page;
+    const std::uintptr_t end = (begin + mapped.size()) / huge_page * huge_page;
+    // Memory of a driver refuses, and stays as it is.
+    if (first < end) ::madvise(mapped.data() + (first - begin), end - first, MADV_HUGEPAGE);
 }
 
 void OpenclMemory::throw_out_of_memory(ClResult result) const {

@@ -168,7 +168,9 @@ std::span<std::byte> OpenclQueue::map(DeviceMemory& memory) {
                                            memory.size(), 0, nullptr, nullptr, &result);
     if (is_out_of_memory(result)) return {};
     context_->check(result, "clEnqueueMapBuffer");
-    return {static_cast<std::byte*>(mapped), memory.size()};
+    const std::span bytes(static_cast<std::byte*>(mapped), memory.size());
+    static_cast<OpenclMemory&>(memory).want_huge_pages(bytes);
+    return bytes;
 }
 
 void OpenclQueue::unmap(DeviceMemory& memory, std::span<std::byte> mapped) {
