@@ -7,6 +7,7 @@
 // each. Other rows say what their numbers are. From top to bottom:
 //   - the model
 //   - the rows: whole passes, fills, small tensors, a demand during a prefetch, memory
+#include "device/layers.hpp"
 #include "device/limits.hpp"
 #include "device/made.hpp"
 #include "device/measure.hpp"
@@ -21,12 +22,9 @@
 #include <safemap/source.hpp>
 #include <safemap/uploader.hpp>
 
-#include <sys/utsname.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -36,6 +34,10 @@
 #include <vector>
 
 using namespace safemap;
+using layers::bundles_of_layers;
+using layers::half_budget;
+using layers::layer_count;
+using layers::pass;
 using limits::block;
 using limits::HugeMemory;
 using limits::Model;
@@ -45,10 +47,6 @@ using limits::threads;
 using measure::Sample;
 
 namespace {
-
-constexpr std::size_t layer_count = 16;
-constexpr std::uint64_t small_demand = 64_KiB;
-constexpr std::size_t demands = 64;
 
 struct Options {
     std::uint64_t size = 1_GiB;
@@ -68,86 +66,7 @@ std::shared_ptr<Device> open(To to) {
 }
 std::string text(To to) { return to == To::host ? "host" : to == To::ring ? "ring" : "OpenCL"; }
 
-/// Returns the tensors of a model: those of the layers, and then the small ones.
-std::vector<made::Item> items_of(std::uint64_t size) {
-    const std::uint64_t part = std::max<std::uint64_t>(size / layer_count / 64, 4_KiB);
-    const std::pair<const char*, std::uint64_t> parts[] = {{"q", 6},     {"k", 2},   {"v", 2},    {"o", 6},
-                                                           {"gate", 16}, {"up", 16}, {"down", 16}};
-    std::vector<made::Item> items;
-    for (std::size_t i = 0; i < layer_count; ++i) {
-        const std::string layer = "layers." + std::to_string(i) + ".";
-        items.emplace_back(layer + "norm_1", 4_KiB);
-        for (const auto& [name, share] : parts) items.emplace_back(layer + name, share * part);
-        items.emplace_back(layer + "norm_2", 4_KiB);
-    }
-    for (std::size_t i = 0; i < demands; ++i) items.emplace_back("small." + std::to_string(i), small_demand);
-    return items;
-}
-
-std::uint64_t bytes_of_layers(const std::vector<made::Item>& items) {
-    std::uint64_t sum = 0;
-    for (const auto& [name, size] : items)
-        if (name.starts_with("layers.")) sum += size;
-    return sum;
-}
-
-std::vector<Bundle> bundles_of_layers(Uploader& uploader) {
-    std::vector<Bundle> layers;
-    for (std::size_t i = 0; i < layer_count; ++i)
-        layers.push_back(uploader.bundle(Selection::prefix("layers." + std::to_string(i))));
-    return layers;
-}
-
-/// Leases all layers in order, each while the next `ahead` ones are on their way.
-void pass(Uploader& uploader, const std::vector<Bundle>& layers, std::size_t ahead) {
-    const std::span all(layers);
-    uploader.prefetch(all.first(ahead));
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-        const Lease lease = uploader.acquire(layers[i]);
-        if (i + ahead < layers.size()) uploader.prefetch(layers[i + ahead]);
-    }
-}
-
-/// Returns the bytes of the first half of the layers, all of equal size.
-std::uint64_t half_budget(const Checkpoint& checkpoint) {
-    Uploader uploader(Device::open("host"), checkpoint);
-    return uploader.bundle(Selection::prefix("layers.0")).device_bytes() * (layer_count / 2);
-}
-
 // ---- The rows
-
-/// Runs both in turn, `rounds` times and once before that without counting.
-struct Pairs {
-    measure::Times ours = {};
-    measure::Times limit = {};
-    Sample ratio = {};
-
-    template <class Ours, class Limit> Pairs(int rounds, Ours&& run_ours, Limit&& run_limit) {
-        for (int i = 0; i <= rounds; ++i) {
-            const bool first = i % 2 == 0;
-            if (first) add(ours, run_ours, i > 0);
-            const double other = add(limit, run_limit, i > 0);
-            if (!first) add(ours, run_ours, i > 0);
-            if (i > 0) ratio.add(other / last_);
-        }
-    }
-    void print(const std::string& what, std::uint64_t bytes) const {
-        measure::print_ratio(what, static_cast<double>(bytes), ours, limit, ratio, 0.9);
-    }
-
-private:
-    template <class Work> double add(measure::Times& times, Work&& work, bool counts) {
-        const double processor = measure::processor_time();
-        const double clock = work();
-        if (counts) {
-            times.processor.add(measure::processor_time() - processor);
-            times.clock.add(clock);
-        }
-        if (&times == &ours) last_ = clock;
-        return clock;
-    }
-    double last_ = 0;  // seconds by the clock
-};
 
 void first_pass(const Options& options, const Model& model, To to) {
     const auto device = open(to);
@@ -159,7 +78,7 @@ void first_pass(const Options& options, const Model& model, To to) {
             pass(*uploader, bundles_of_layers(*uploader), layer_count);
         });
     };
-    Pairs(options.rounds, ours, [&] {
+    measure::Pairs(options.rounds, ours, [&] {
         return seconds_to_fresh_memory(model);
     }).print(text(to) + ", first pass, beside pread to fresh memory", model.bytes);
 }
@@ -175,7 +94,7 @@ void later_passes(const Options& options, const Model& model, To to) {
     const std::uint64_t before = uploader.stats().uploaded_bytes;
     pass(uploader, layers, 2);
     const std::uint64_t uploaded = uploader.stats().uploaded_bytes - before;
-    Pairs(
+    measure::Pairs(
         options.rounds, [&] { return measure::seconds([&] { pass(uploader, layers, 2); }); },
         [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, to == To::ring); }); })
         .print(text(to) + ", half the budget, beside pread" + (to == To::ring ? " and memcpy" : ""), uploaded);
@@ -193,7 +112,7 @@ void fills(const Options& options, const Model& model, To to) {
     }
     const std::uint64_t room = model.bytes / block * block;
     const HugeMemory memory(room);
-    Pairs(
+    measure::Pairs(
         options.rounds, [&] { return measure::seconds([&] { uploader.fill(targets)->wait(); }); },
         [&] {
             return measure::seconds([&] { read_blocks(model, model.bytes, memory.bytes(), room, to == To::ring); });
@@ -224,7 +143,7 @@ void shared_budget(const Options& options, const Model& model) {
     const std::uint64_t uploaded = bytes() - before;
     const std::uint64_t room = budget / block * block;
     const HugeMemory memory(room);
-    Pairs(
+    measure::Pairs(
         options.rounds, [&] { return measure::seconds(walk); },
         [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, false); }); })
         .print("host, two models in one budget, beside pread", uploaded);
@@ -337,7 +256,7 @@ void demand(const Options& options, const Model& model, To to) {
         Uploader uploader(open(to), model.checkpoint, {.device_budget = 2 * model.bytes});
         const auto layers = bundles_of_layers(uploader);
         std::vector<Bundle> small;
-        for (std::size_t i = 0; i < demands; ++i)
+        for (std::size_t i = 0; i < layers::small_tensors; ++i)
             small.push_back(uploader.bundle(Selection::names({"small." + std::to_string(i)})));
         uploader.prefetch(layers);
         Sample times;
@@ -375,39 +294,19 @@ void peak_memory(const Model& model, To to) {
 
 // ---- The command line
 
-std::uint64_t bytes_of_text(const std::string& text) {
-    char* end = nullptr;
-    const double number = std::strtod(text.c_str(), &end);
-    const std::string_view unit = end;
-    if (unit == "GiB") return static_cast<std::uint64_t>(number * static_cast<double>(1_GiB));
-    if (unit == "MiB") return static_cast<std::uint64_t>(number * static_cast<double>(1_MiB));
-    throw std::runtime_error("--size " + text + ": expected a number of MiB or GiB, such as 1GiB");
-}
-
 Options parse(int argc, char** argv) {
     Options options;
     for (int i = 1; i < argc; i += 2) {
         const std::string name = argv[i];
         if (i + 1 == argc) throw std::runtime_error(name + " needs a value");
         const std::string value = argv[i + 1];
-        if (name == "--size") options.size = std::max<std::uint64_t>(bytes_of_text(value), 64_MiB);
+        if (name == "--size") options.size = std::max<std::uint64_t>(measure::bytes_of_text(value), 64_MiB);
         else if (name == "--rounds") options.rounds = std::max(std::stoi(value), 1);
         else if (name == "--tensors") options.tensors = std::stoul(value);
         else if (name == "--folder") options.folder = value;
         else throw std::runtime_error("unknown option " + name + "; expected --size, --rounds, --tensors or --folder");
     }
     return options;
-}
-
-void print_machine(const Options& options) {
-    utsname system{};
-    ::uname(&system);
-    char date[32] = "";
-    const std::time_t now = std::time(nullptr);
-    std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-    std::printf("%s, %u cores, Linux %s, %d rounds, %llu MiB in %zu layers\n\n", date,
-                std::thread::hardware_concurrency(), system.release, options.rounds,
-                static_cast<unsigned long long>(options.size / 1_MiB), layer_count);
 }
 
 /// Measures the first device of OpenCL, if there is one.
@@ -425,11 +324,11 @@ void run_opencl(const Options& options, const Model& model) {
 }
 
 void run(const Options& options) {
-    print_machine(options);
+    measure::print_machine(options.rounds, options.size);
     measure::print_head();
-    const auto items = items_of(options.size);
+    const auto items = layers::items_of(options.size);
     const made::File file(options.folder, items);
-    const Model model{file, bytes_of_layers(items), Checkpoint::open(file.path())};
+    const Model model{file, layers::bytes_of_layers(items), Checkpoint::open(file.path())};
     // Memory first: a process that has done other work has memory that is not counted again.
     for (const To to : {To::host, To::ring}) peak_memory(model, to);
     small_tensors(options);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <malloc.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,12 +13,15 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 namespace measure {
@@ -109,6 +113,16 @@ inline double peak_growth(const std::function<double()>& work) {
 
 // ---- The table
 
+inline void print_machine(int rounds, std::uint64_t size) {
+    utsname system{};
+    ::uname(&system);
+    char date[32] = "";
+    const std::time_t now = std::time(nullptr);
+    std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
+    std::printf("%s, %u cores, Linux %s, %d rounds, %llu MiB in layers\n\n", date, std::thread::hardware_concurrency(),
+                system.release, rounds, static_cast<unsigned long long>(size >> 20));
+}
+
 inline void print_head() {
     std::printf("%-58s %9s %9s  %-26s %-10s %-14s %s\n", "", "safemap", "limit", "median (least to most)", "processor",
                 "aim", "met");
@@ -141,6 +155,51 @@ inline void print_at_most(const std::string& what, const Sample& numbers, double
     std::printf("%-58s %9s %9s  %-26s %-10s %-14s %s\n", what.c_str(), "", "", range, "", limit,
                 numbers.median() <= aim ? "yes" : "NO");
     std::fflush(stdout);
+}
+
+/// Runs both in turn, `rounds` times and once before that without counting.
+struct Pairs {
+    Times ours = {};
+    Times limit = {};
+    Sample ratio = {};
+
+    template <class Ours, class Limit> Pairs(int rounds, Ours&& run_ours, Limit&& run_limit) {
+        for (int i = 0; i <= rounds; ++i) {
+            const bool first = i % 2 == 0;
+            if (first) add(ours, run_ours, i > 0);
+            const double other = add(limit, run_limit, i > 0);
+            if (!first) add(ours, run_ours, i > 0);
+            if (i > 0) ratio.add(other / last_);
+        }
+    }
+    void print(const std::string& what, std::uint64_t bytes) const {
+        print_ratio(what, static_cast<double>(bytes), ours, limit, ratio, 0.9);
+    }
+
+private:
+    template <class Work> double add(Times& times, Work&& work, bool counts) {
+        const double processor = processor_time();
+        const double clock = work();
+        if (counts) {
+            times.processor.add(processor_time() - processor);
+            times.clock.add(clock);
+        }
+        if (&times == &ours) last_ = clock;
+        return clock;
+    }
+    double last_ = 0;  // seconds by the clock
+};
+
+// ---- The command line
+
+/// Reads "1GiB" or "64MiB".
+inline std::uint64_t bytes_of_text(const std::string& text) {
+    char* end = nullptr;
+    const double number = std::strtod(text.c_str(), &end);
+    const std::string_view unit = end;
+    if (unit == "GiB") return static_cast<std::uint64_t>(number * 0x1p30);
+    if (unit == "MiB") return static_cast<std::uint64_t>(number * 0x1p20);
+    throw std::runtime_error("--size " + text + ": expected a number of MiB or GiB, such as 1GiB");
 }
 
 }  // namespace measure

@@ -18,7 +18,7 @@ struct DeviceBudgetOptions {
     /// Device memory in bytes, of all uploaders together. 0: nine tenths of the memory that is free when the
     /// DeviceBudget is made.
     std::uint64_t device_bytes = 0;
-    /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB. 0: 256 MiB
+    /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB. 0: 128 MiB
     /// for CUDA, where it is page-locked, and 32 MiB for other devices. It is allocated when needed. The budgets of a
     /// process share it: together they take no more than the one that may have most, and two buffers of up to
     /// 8 MiB each.

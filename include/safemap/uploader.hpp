@@ -30,8 +30,9 @@ struct UploadOptions {
     std::uint64_t staging_bytes = 0;
 
     // Options that affect performance.
-    /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 4. All uploaders of
-    /// a process share their readers: there are as many as the uploader that asks for most.
+    /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 12 for CUDA and 4
+    /// for other devices. All uploaders of a process share their readers: there are as many as the uploader that asks
+    /// for most.
     unsigned readers = 0;
     /// If true, a large file on a local disk that is not in the page cache may be read past it (O_DIRECT): if its first
     /// blocks come faster that way. Set it to false if other processes read the same files and want them cached.

@@ -21,6 +21,8 @@ inline constexpr ThreadLimits saving_threads{8, 2};
 /// For uploading: more than four threads gain nothing on one disk, more than sixteen gain nothing at all. Each thread
 /// holds one block.
 inline constexpr ThreadLimits uploading_threads{16, 4};
+/// For uploading to a GPU, whose bus is as fast as twelve threads that read cached files.
+inline constexpr ThreadLimits gpu_uploading_threads{16, 12};
 
 /// Returns the number of threads for an option: its value, or one per processor for 0; never more than `limits`.
 unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexcept;

@@ -1,6 +1,7 @@
 #include "device/cuda_memory.hpp"
 
 #include "base/text.hpp"
+#include "device/huge_pages.hpp"
 
 #include <safemap/error.hpp>
 
@@ -25,15 +26,13 @@ bool is_refusal(CuResult result) noexcept {
 }
 
 std::byte* map_touched(std::uint64_t size) {
-    void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED)
+    std::byte* const bytes = map_memory(size);
+    if (bytes == nullptr)
         throw Error(Errc::out_of_memory, "the host has no memory for a staging buffer of " + bytes_text(size));
     // After a fork, a page that parent and child share is copied when the parent writes to it. The device would go on
     // to read the old one.
-    ::madvise(mapped, size, MADV_DONTFORK);
-    auto* const bytes = static_cast<std::byte*>(mapped);
+    ::madvise(bytes, size, MADV_DONTFORK);
     const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    // Readers of huge pages would wait for the kernel to clear 2 MiB; locking takes small ones just as well.
     for (std::uint64_t at = 0; at < size; at += page) *const_cast<volatile std::byte*>(bytes + at) = std::byte{0};
     return bytes;
 }
@@ -95,14 +94,13 @@ CudaMemory::~CudaMemory() {
 
 void CudaMemory::free() {
     const CudaApi& api = context_->api();
-    const std::uint64_t left = context_->allocated -= size_;
+    context_->allocated -= size_;
     if (context_->pool() == nullptr) {
         context_->check(api.cuMemFree_v2(address_), "cuMemFree");
         return;
     }
     context_->check(api.cuMemFreeAsync(address_, context_->side_stream()), "cuMemFreeAsync");
-    if (left > 0) return;
-    // Nothing is left, so the program may want the device for something else.
+    // Memory that is used again is not freed, so the program wants the device for something else: the pool keeps none.
     context_->check(api.cuStreamSynchronize(context_->side_stream()), "cuStreamSynchronize");
     context_->check(api.cuMemPoolTrimTo(context_->pool(), 0), "cuMemPoolTrimTo");
 }

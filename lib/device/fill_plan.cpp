@@ -1,6 +1,7 @@
 // The jobs that fill a range of device memory with its tensors.
 #include "device/fill_plan.hpp"
 
+#include "device/huge_pages.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>
@@ -49,8 +50,6 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
     }
     clear_to(range.end());
 }
-
-constexpr std::uint64_t huge_page = 2_MiB;
 
 /// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with the whole
 /// of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's tensor.

@@ -5,6 +5,7 @@
 #include "base/checked.hpp"
 #include "base/text.hpp"
 #include "device/backend.hpp"
+#include "device/huge_pages.hpp"
 
 #include <safemap/error.hpp>
 
@@ -27,7 +28,6 @@ constexpr std::size_t alignment = 256;
 // Blocks of this size or more come straight from the kernel, and return to it when they are freed. The allocator would
 // keep some of their memory.
 constexpr std::uint64_t mapped_from = 1_MiB;
-constexpr std::uint64_t huge_page = 2_MiB;
 
 [[noreturn]] void throw_out_of_memory(std::uint64_t size) {
     throw Error(Errc::out_of_memory, "the host has no memory for " + bytes_text(size));
@@ -38,7 +38,7 @@ class Block {
 public:
     explicit Block(std::uint64_t size) : size_(size) {
         if (size == 0) return;
-        data_ = size < mapped_from ? allocate(size) : map(size);
+        data_ = size < mapped_from ? allocate(size) : map_memory(size);
         if (data_ == nullptr) throw_out_of_memory(size);
     }
     ~Block() {
@@ -54,23 +54,6 @@ public:
 private:
     static void* allocate(std::uint64_t size) noexcept {
         return ::operator new (size, std::align_val_t{alignment}, std::nothrow);
-    }
-    /// Maps memory at a multiple of a huge page, if it has one: no part of the block is left to small pages.
-    static void* map(std::uint64_t size) noexcept {
-        const std::uint64_t spare = size < huge_page ? 0 : huge_page;
-        const auto mapped = checked_add(size, spare);
-        if (!mapped) return nullptr;
-        void* const at = ::mmap(nullptr, *mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (at == MAP_FAILED) return nullptr;
-        auto* const begin = static_cast<std::byte*>(at);
-        const std::uint64_t before = spare == 0 ? 0 : (spare - reinterpret_cast<std::uintptr_t>(at) % spare) % spare;
-        const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-        const std::uint64_t end = (before + size + page - 1) / page * page;
-        if (before > 0) ::munmap(begin, before);
-        if (end < *mapped) ::munmap(begin + end, *mapped - end);
-        // Pages are first touched while a tensor is read. With small pages, that takes longer than the reading.
-        ::madvise(begin + before, size, MADV_HUGEPAGE);
-        return begin + before;
     }
 
     void* data_ = nullptr;

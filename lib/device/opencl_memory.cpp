@@ -1,20 +1,14 @@
 #include "device/opencl_memory.hpp"
 
 #include "base/text.hpp"
+#include "device/huge_pages.hpp"
 
-#include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
-
-#include <sys/mman.h>
 
 #include <string>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
-
-namespace {
-constexpr std::uintptr_t huge_page = 2_MiB;
-}  // namespace
 
 OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t size)
     : context_(std::move(context)), size_(size) {
@@ -77,13 +71,8 @@ ClResult OpenclMemory::allocate() {
     return result;
 }
 
-void OpenclMemory::want_huge_pages(std::span<std::byte> mapped) noexcept {
-    if (!std::exchange(wants_huge_pages_, false)) return;
-    const auto begin = reinterpret_cast<std::uintptr_t>(mapped.data());
-    const std::uintptr_t first = (begin + huge_page - 1) / huge_page * huge_page;
-    const std::uintptr_t end = (begin + mapped.size()) / huge_page * huge_page;
-    // Memory of a driver refuses, and stays as it is.
-    if (first < end) ::madvise(mapped.data() + (first - begin), end - first, MADV_HUGEPAGE);
+void OpenclMemory::note_mapped(std::span<std::byte> mapped) noexcept {
+    if (std::exchange(wants_huge_pages_, false)) want_huge_pages(mapped);
 }
 
 void OpenclMemory::throw_out_of_memory(ClResult result) const {

@@ -29,9 +29,9 @@ public:
     bool has_address() const noexcept override { return false; }
     bool can_be_mapped() const noexcept override { return size_ > 0 && context_->has_unified_memory(); }
     ClMemory memory() const noexcept { return memory_; }
-    /// Asks the kernel for huge pages where the memory is mapped at `mapped`, the first time, if this allocated it. The
+    /// Takes note that the memory is mapped. The first time, asks the kernel for huge pages, if this allocated it: the
     /// pages are first touched while a tensor is read, and with small pages that takes longer than the reading.
-    void want_huge_pages(std::span<std::byte> mapped) noexcept;
+    void note_mapped(std::span<std::byte> mapped) noexcept;
     const OpenclContext& context() const noexcept { return *context_; }
 
 private:

@@ -169,7 +169,7 @@ std::span<std::byte> OpenclQueue::map(DeviceMemory& memory) {
     if (is_out_of_memory(result)) return {};
     context_->check(result, "clEnqueueMapBuffer");
     const std::span bytes(static_cast<std::byte*>(mapped), memory.size());
-    static_cast<OpenclMemory&>(memory).want_huge_pages(bytes);
+    static_cast<OpenclMemory&>(memory).note_mapped(bytes);
     return bytes;
 }
 

@@ -52,20 +52,24 @@ StagingRing::StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_by
       most_bytes_(count * buffer_bytes),
       pool_(std::move(pool)),
       count_(count) {
-    free_.reserve(count);  // so that give_back() cannot fail
+    // So that give_back() and collect_done() cannot fail.
+    copying_.reserve(count);
+    done_.reserve(count);
     const std::lock_guard lock(pool_->mutex);
     pool_->rings.push_back(this);
 }
 
 StagingRing::~StagingRing() {
-    std::vector<Slot> slots;
+    std::array<Slots, 2> all;
     {
         const std::lock_guard lock(pool_->mutex);
-        slots = std::move(free_);
+        all = {std::move(copying_), std::move(done_)};
     }
-    for (const Slot& slot : slots)
-        if (slot.copy) wait_until_done(*slot.copy);
-    slots.clear();
+    for (Slots& slots : all) {
+        for (const Slot& slot : slots)
+            if (slot.copy) wait_until_done(*slot.copy);
+        slots.clear();
+    }
     const std::lock_guard lock(pool_->mutex);
     std::erase(pool_->rings, this);
 }
@@ -119,12 +123,14 @@ StagingRing::Slot StagingRing::take_slot(const Taker& taker) {
     Device::Lane lane = taker.lane();
     std::unique_lock lock(pool_->mutex);
     for (;; lane = taker.lane()) {
-        auto found = find_done(lane);
-        if (found == free_.end() && may_grow(lane, given_up)) break;
+        collect_done();
+        const auto done = find_done(lane);
+        if (done != done_.end()) return take_out(done_, done, lane);
+        if (may_grow(lane, given_up)) break;
         // Who helps holds no buffer meanwhile: what is helped with may need that.
         const bool helps = lane == Device::Lane::bulk && taker.help;
-        if (found == free_.end() && !helps) found = find_next(lane);
-        if (found != free_.end()) return take_out(found, lane);
+        const auto next = helps ? copying_.end() : find_next(lane);
+        if (next != copying_.end()) return take_out(copying_, next, lane);
         if (!helps || !help(lock, taker)) changed_.wait_for(lock, look);
     }
     count_use(lane, 1);
@@ -154,32 +160,42 @@ bool StagingRing::may_be_bulk(const Slot& slot) const noexcept {
     return slot.lane == Device::Lane::bulk || bulk_ + 1 < allocated_ || count_ == 1;
 }
 
-/// Returns a free buffer for the lane that no copy reads, or the end. If possible, it is the one that was used last: if
-/// the processor copies, it may still have that in its cache. Otherwise it is the one whose copy began first.
-StagingRing::Slots::iterator StagingRing::find_done(Device::Lane lane) noexcept {
-    const auto is_for_lane = [&](const Slot& slot) { return lane == Device::Lane::demand || may_be_bulk(slot); };
-    if (!free_.empty() && is_for_lane(free_.back()) && is_read(free_.back().copy)) return std::prev(free_.end());
+/// Finds the buffers whose copies are done.
+void StagingRing::collect_done() noexcept {
     std::array<bool, 2> busy = {};  // lanes with a copy in progress: their later copies are not done either
-    return std::ranges::find_if(free_, [&](const Slot& slot) {
+    auto kept = copying_.begin();
+    for (Slot& slot : copying_) {
         bool& is_busy = busy[static_cast<std::size_t>(slot.lane)];
-        if (is_busy || !is_for_lane(slot)) return false;
-        is_busy = !is_read(slot.copy);
-        return !is_busy;
-    });
+        const bool waits = slot.copy && (is_busy || !is_read(slot.copy));
+        is_busy = is_busy || waits;
+        if (waits) *kept++ = std::move(slot);
+        else done_.push_back(std::move(slot));
+    }
+    copying_.erase(kept, copying_.end());
 }
 
-/// Returns the free buffer that a lane can wait for, or the end: the demand lane waits for no copy of the other one
-/// while another buffer will be given back.
+/// Returns the buffer for the lane whose copy was done last, of those collected, or the end. So no more buffers go
+/// round than are needed, and they stay in the cache of the processor: with all buffers in turn, many readers come to
+/// two thirds of their rate.
+StagingRing::Slots::iterator StagingRing::find_done(Device::Lane lane) noexcept {
+    const auto found = std::find_if(done_.rbegin(), done_.rend(), [&](const Slot& slot) {
+        return lane == Device::Lane::demand || may_be_bulk(slot);
+    });
+    return found == done_.rend() ? done_.end() : std::prev(found.base());
+}
+
+/// Returns the buffer that a lane can wait for, or the end: the demand lane waits for no copy of the other one while
+/// another buffer will be given back.
 StagingRing::Slots::iterator StagingRing::find_next(Device::Lane lane) noexcept {
-    return std::ranges::find_if(free_, [&](const Slot& slot) {
+    return std::ranges::find_if(copying_, [&](const Slot& slot) {
         if (lane == Device::Lane::bulk) return may_be_bulk(slot);
         return slot.lane == Device::Lane::demand || bulk_ == allocated_;
     });
 }
 
-StagingRing::Slot StagingRing::take_out(Slots::iterator found, Device::Lane lane) noexcept {
+StagingRing::Slot StagingRing::take_out(Slots& from, Slots::iterator found, Device::Lane lane) noexcept {
     Slot slot = std::move(*found);
-    free_.erase(found);
+    from.erase(found);
     count_use(slot.lane, -1);
     count_use(lane, 1);
     slot.lane = lane;
@@ -204,7 +220,8 @@ bool StagingRing::may_grow(Device::Lane lane, GivenUp& given_up) {
     if (!is_due && !is_room_in_pool()) {
         StagingRing* const giver = find_giver();
         if (giver == nullptr) return false;
-        given_up = {giver->device_, giver->take_out(giver->find_done(Device::Lane::bulk), Device::Lane::demand)};
+        const auto given = giver->find_done(Device::Lane::bulk);
+        given_up = {giver->device_, giver->take_out(giver->done_, given, Device::Lane::demand)};
         --giver->allocated_;
     }
     ++allocated_;
@@ -218,7 +235,8 @@ StagingRing* StagingRing::find_giver() noexcept {
         const bool stays_larger = ring->bytes() >= bytes() + buffer_bytes_ + ring->buffer_bytes_;
         if (!stays_larger || ring->buffer_bytes_ < buffer_bytes_) continue;
         if (giver != nullptr && giver->bytes() >= ring->bytes()) continue;
-        if (ring->find_done(Device::Lane::bulk) != ring->free_.end()) giver = ring;
+        ring->collect_done();
+        if (ring->find_done(Device::Lane::bulk) != ring->done_.end()) giver = ring;
     }
     return giver;
 }
@@ -236,7 +254,7 @@ bool StagingRing::is_room_in_pool() const noexcept {
 void StagingRing::give_back(Slot slot) noexcept {
     {
         const std::lock_guard lock(pool_->mutex);
-        free_.push_back(std::move(slot));
+        copying_.push_back(std::move(slot));
     }
     changed_.notify_all();
 }

@@ -107,9 +107,10 @@ private:
     // Under the mutex of the pool.
     std::uint64_t bytes() const noexcept { return allocated_ * buffer_bytes_; }
     bool may_be_bulk(const Slot& slot) const noexcept;
+    void collect_done() noexcept;
     Slots::iterator find_done(Device::Lane lane) noexcept;
     Slots::iterator find_next(Device::Lane lane) noexcept;
-    Slot take_out(Slots::iterator found, Device::Lane lane) noexcept;
+    Slot take_out(Slots& from, Slots::iterator found, Device::Lane lane) noexcept;
     void count_use(Device::Lane lane, int change) noexcept;
     /// A buffer of another ring, and the device that it needs to be freed.
     struct GivenUp {
@@ -126,7 +127,8 @@ private:
     const std::uint64_t most_bytes_;
     const std::shared_ptr<StagingPool> pool_;
     std::condition_variable changed_;
-    Slots free_;         // longest free first
+    Slots copying_;      // buffers that a copy may still read, in the order in which they were given back
+    Slots done_;         // buffers that no copy reads: the one whose copy was done last is the last
     std::size_t count_;  // the most; fewer if one could not be allocated
     std::size_t allocated_ = 0;
     std::size_t bulk_ = 0;  // buffers of the bulk lane: by their last use

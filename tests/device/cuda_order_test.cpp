@@ -252,7 +252,7 @@ struct HeldUp {
         for (const auto& one : tensors) prefetched.push_back(cache.bundle(one->tensor));
         stub.hold(bulk());
         cache.prefetch(prefetched);
-        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 16_MiB; }));
+        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 8_MiB; }));
         std::this_thread::sleep_for(20ms);  // more readers wait for slabs
     }
     ~HeldUp() {
@@ -270,7 +270,7 @@ struct HeldUp {
     StubCuda stub;
     std::shared_ptr<Device> device = Device::open("cuda");
     std::vector<std::unique_ptr<Bytes>> tensors;
-    CacheFixture cache{device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 4}};
+    CacheFixture cache{device, {.device_budget = 10_MiB, .staging_bytes = 12_MiB, .readers = 4}};
     std::vector<BundlePtr> prefetched;
 };
 
@@ -285,7 +285,7 @@ TEST_CASE("what is acquired does not wait for prefetches whose copies are held u
         Request request;
         if (has_deadline) request.deadline = Clock::now() + 10s;
         CHECK_OK(all.acquire(wanted, request));
-        CHECK(all.cache.stats().peak_staging_bytes == 24_MiB);
+        CHECK(all.cache.stats().peak_staging_bytes == 12_MiB);
     }
     all.release();
     for (const auto& one : all.tensors) CHECK_OK(all.acquire(*one));
@@ -311,14 +311,14 @@ TEST_CASE("readers that wait for a slab of fill bring what is demanded") {
     StubCuda stub;
     const auto device = Device::open("cuda");
     {
-        const CacheFixture cache(device, {.device_budget = 10_MiB, .staging_bytes = 24_MiB, .readers = 2});
+        const CacheFixture cache(device, {.device_budget = 10_MiB, .staging_bytes = 12_MiB, .readers = 2});
         const Bytes large("large", 60'000'000);
         const Bytes wanted("wanted", 300'000);
         const std::shared_ptr<DeviceMemory> memory = device->allocate(60'000'000);
         void* const stream = stub.make_stream();
         stub.hold(stream);
         std::thread fills([&] { cache.fill({{large.tensor, memory, 0}}, NativeStream::cuda(stream))->wait(); });
-        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 16_MiB; }));
+        CHECK(soon([&] { return cache.stats().peak_staging_bytes == 8_MiB; }));
         std::this_thread::sleep_for(20ms);  // the thread that fills and both readers wait
         Request request;
         request.deadline = Clock::now() + 10s;

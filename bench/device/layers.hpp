@@ -1,0 +1,74 @@
+// The model that is brought to a device in benchmarks: layers of nine tensors, and small tensors.
+#pragma once
+
+#include "device/made.hpp"
+
+#include <safemap/bundle.hpp>
+#include <safemap/bytes.hpp>
+#include <safemap/checkpoint.hpp>
+#include <safemap/selection.hpp>
+#include <safemap/uploader.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace layers {
+
+using namespace safemap;
+
+constexpr std::size_t layer_count = 16;
+constexpr std::size_t small_tensors = 64;
+constexpr std::uint64_t small_size = 64_KiB;
+
+/// Returns the tensors of a model: those of the layers, and then the small ones.
+inline std::vector<made::Item> items_of(std::uint64_t size) {
+    const std::uint64_t part = std::max<std::uint64_t>(size / layer_count / 64, 4_KiB);
+    const std::pair<const char*, std::uint64_t> parts[] = {{"q", 6},     {"k", 2},   {"v", 2},    {"o", 6},
+                                                           {"gate", 16}, {"up", 16}, {"down", 16}};
+    std::vector<made::Item> items;
+    for (std::size_t i = 0; i < layer_count; ++i) {
+        const std::string layer = "layers." + std::to_string(i) + ".";
+        items.emplace_back(layer + "norm_1", 4_KiB);
+        for (const auto& [name, share] : parts) items.emplace_back(layer + name, share * part);
+        items.emplace_back(layer + "norm_2", 4_KiB);
+    }
+    for (std::size_t i = 0; i < small_tensors; ++i) items.emplace_back("small." + std::to_string(i), small_size);
+    return items;
+}
+
+inline std::uint64_t bytes_of_layers(const std::vector<made::Item>& items) {
+    std::uint64_t sum = 0;
+    for (const auto& [name, size] : items)
+        if (name.starts_with("layers.")) sum += size;
+    return sum;
+}
+
+inline std::vector<Bundle> bundles_of_layers(Uploader& uploader) {
+    std::vector<Bundle> layers;
+    for (std::size_t i = 0; i < layer_count; ++i)
+        layers.push_back(uploader.bundle(Selection::prefix("layers." + std::to_string(i))));
+    return layers;
+}
+
+/// Leases all layers in order, each while the next `ahead` ones are on their way.
+inline void pass(Uploader& uploader, const std::vector<Bundle>& layers, std::size_t ahead) {
+    const std::span all(layers);
+    uploader.prefetch(all.first(ahead));
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const Lease lease = uploader.acquire(layers[i]);
+        if (i + ahead < layers.size()) uploader.prefetch(layers[i + ahead]);
+    }
+}
+
+/// Returns the bytes of the first half of the layers, all of equal size.
+inline std::uint64_t half_budget(const Checkpoint& checkpoint) {
+    Uploader uploader(Device::open("host"), checkpoint);
+    return uploader.bundle(Selection::prefix("layers.0")).device_bytes() * (layer_count / 2);
+}
+
+}  // namespace layers

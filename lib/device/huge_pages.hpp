@@ -1,0 +1,24 @@
+// Memory of the process in huge pages.
+#pragma once
+
+#include <safemap/api.hpp>
+#include <safemap/bytes.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// The size of the huge pages that the kernel hands out unasked on most machines.
+constexpr std::uint64_t huge_page = 2_MiB;
+
+/// Maps memory that ::munmap() frees, untouched and zero. It begins at a multiple of a huge page if it has one, so no
+/// part of it is left to small pages. Returns null if there is no memory.
+std::byte* map_memory(std::uint64_t size) noexcept;
+
+/// Asks the kernel for huge pages for the whole ones in a range that nothing has touched. Memory of a driver refuses,
+/// and stays as it is.
+void want_huge_pages(std::span<std::byte> range) noexcept;
+
+}  // namespace safemap::SAFEMAP_ABI::device
