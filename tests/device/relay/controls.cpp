@@ -72,8 +72,7 @@ void take_over_findings() {
     const Driver& driver = real();
     if (driver.stub_finding == nullptr || driver.stub_clear_findings == nullptr) return;
     std::array<char, 256> text = {};
-    for (std::uint64_t i = 0; driver.stub_finding(i, text.data(), text.size()) != 0; ++i)
-        take_over(text.data());
+    for (std::uint64_t i = 0; driver.stub_finding(i, text.data(), text.size()) != 0; ++i) take_over(text.data());
     driver.stub_clear_findings();
 }
 

@@ -10,9 +10,9 @@
 namespace relay {
 namespace {
 
-constexpr const char* usual_paths[] = {
-    "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1",       "/usr/local/nvidia/lib64/libcuda.so.1",
-    "/usr/local/nvidia/lib/libcuda.so.1",     "/usr/lib/wsl/lib/libcuda.so.1", "/usr/lib/libcuda.so.1"};
+constexpr const char* usual_paths[] = {"/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1",
+                                       "/usr/local/nvidia/lib64/libcuda.so.1",   "/usr/local/nvidia/lib/libcuda.so.1",
+                                       "/usr/lib/wsl/lib/libcuda.so.1",          "/usr/lib/libcuda.so.1"};
 
 [[noreturn]] void give_up(const std::string& why) {
     complain(why);

@@ -11,7 +11,7 @@ bool is_sticky(CuResult result) {
            result != CuResult::host_memory_already_registered;
 }
 
-/// What the program under test left behind.
+/// Objects that the program under test left behind.
 struct Leftovers {
     std::vector<Stream> streams;
     std::map<CuEvent, std::uint64_t> events;

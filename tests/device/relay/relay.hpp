@@ -52,11 +52,11 @@ struct Driver : CudaApi {
 #define SAFEMAP_RELAY_POINTER(name, required, parameters) CuResult(*name) parameters = nullptr;
     SAFEMAP_RELAY_FUNCTIONS(SAFEMAP_RELAY_POINTER)
 #undef SAFEMAP_RELAY_POINTER
-    int (*stub_finding)(std::uint64_t, char*, std::size_t) = nullptr;  ///< of a stub in the place of the real driver
+    int (*stub_finding)(std::uint64_t, char*, std::size_t) = nullptr;  ///< null, unless a stub is the real driver
     void (*stub_clear_findings)() = nullptr;
 };
 
-/// Returns the real driver. The first call loads it, and ends the process where there is none.
+/// Returns the real driver. The first call loads it, and ends the process if it fails.
 const Driver& real();
 /// Returns the number of real devices.
 int real_devices();
