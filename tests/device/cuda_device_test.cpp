@@ -33,6 +33,7 @@ bool says(const safemap::Error& error, const std::string& text) {
 
 TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
     StubCuda stub;
+    if (needs_the_stub(stub, "it has two devices, with the names of the stub")) return;
     stub.set("devices", 2);
     CHECK(Device::open("cuda")->name() == "cuda:0");
     CHECK(Device::open("cuda:0")->name() == "cuda:0");
@@ -101,10 +102,10 @@ TEST_CASE("device memory has the requested size and alignment, and comes back") 
             CHECK((memory->handle() == nullptr) == (size == 0));
             CHECK(reinterpret_cast<std::uintptr_t>(memory->handle()) % 256 == 0);
             CHECK(memory->host_bytes().empty());
-            CHECK(device->free_memory() == before - size);
+            if (!stub.is_real()) CHECK(device->free_memory() == before - size);  // real drivers round up
             CHECK(stub.get("live_memory") == size);
         }
-        CHECK(device->free_memory() == before);
+        if (!stub.is_real()) CHECK(device->free_memory() == before);
         CHECK(stub.get("cuMemFree_v2") == 2);  // only without pools
         CHECK(stub.get("reserved") == 0);
     }
@@ -117,12 +118,15 @@ TEST_CASE("memory that is freed goes back to the device, and the pool keeps none
     const auto device = Device::open("cuda");
     const std::uint64_t before = device->free_memory();
     auto small = device->allocate(1_MiB);
-    static_cast<void>(device->allocate(10_MiB));
-    CHECK(stub.get("reserved") == 1_MiB);
-    CHECK(device->free_memory() == before - 1_MiB);
+    static_cast<void>(device->allocate(100_MiB));
+    const std::uint64_t with_small = device->free_memory();
+    // A real pool takes memory in large pieces.
+    CHECK((stub.is_real() ? stub.get("reserved") < 100_MiB : stub.get("reserved") == 1_MiB));
+    CHECK((stub.is_real() ? with_small > before - 8_MiB : with_small == before - 1_MiB));
     small.reset();
     CHECK(stub.get("reserved") == 0);
-    CHECK(device->free_memory() == before);
+    const std::uint64_t without = device->free_memory();
+    CHECK((stub.is_real() ? without > before - 8_MiB : without == before));
 }
 
 TEST_CASE("an allocation that does not fit is out_of_memory, and the device goes on") {
@@ -304,7 +308,8 @@ TEST_CASE("a wait with a deadline asks again until the event is done") {
     ground.copy_all(ground.demand);
     const auto event = ground.demand.record();
     CHECK(event->wait_until(Clock::now() + 10s));
-    CHECK(stub.get("cuEventQuery") == 6);
+    const std::uint64_t queries = stub.get("cuEventQuery");
+    CHECK((stub.is_real() ? queries >= 6 : queries == 6));  // the copy itself takes time, too
 }
 
 TEST_CASE("handles of events are used again") {
@@ -319,9 +324,9 @@ TEST_CASE("handles of events are used again") {
 
 TEST_CASE("a queue waits for events of other queues and devices") {
     StubCuda stub;
-    stub.set("devices", 2);
+    const char* const other = other_device(stub);
     CudaGround ground(1_KiB);
-    const auto second = Device::open("cuda:1");
+    const auto second = Device::open(other);
     stub.hold(stub.stream(1));
     ground.copy_all(ground.bulk);
     const auto first_copy = ground.bulk.record();

@@ -14,6 +14,19 @@
 #include <utility>
 #include <vector>
 
+/// Returns true, and says why, if a test cannot hold on a real GPU and there is one.
+inline bool needs_the_stub(const StubCuda& stub, const char* why) {
+    if (stub.is_real()) MESSAGE("not on a real GPU: ", why);
+    return stub.is_real();
+}
+
+/// Returns the name of a device beside the first one: a second one of the stub, or the first one again of a real GPU.
+inline const char* other_device(StubCuda& stub) {
+    if (stub.is_real()) return "cuda:0";
+    stub.set("devices", 2);
+    return "cuda:1";
+}
+
 /// Fills bytes with values that differ at each place and for each seed.
 inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
     std::uint64_t value = seed * 0x9e3779b97f4a7c15 + 1;

@@ -192,8 +192,8 @@ TEST_CASE("threads that want what another one gave up bring it once") {
         void* const stream = ground.stub.make_stream();
         const Bundle old = ground.bundle(60'000);
         const Bundle wanted = ground.bundle(70'000);
-        ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
         ground.stub.hold(stream);
+        ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
         const auto acquire = [&](std::chrono::milliseconds time) {
             static_cast<void>(ground.uploader->acquire(wanted, {}, {.deadline = Clock::now() + time}));
         };
@@ -225,8 +225,8 @@ TEST_CASE("two threads that want small tensors of one block both get it, though 
     const Bundle x = ground.bundle(300);
     const Bundle y = ground.bundle(300);
     const Bundle both = ground.uploader->bundle(std::vector{ground.stored[3]->tensor, ground.stored[4]->tensor});
-    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
     ground.stub.hold(stream);
+    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
     std::thread early([&] {
         CHECK_FAULT(ground.uploader->acquire(both, {}, {.deadline = Clock::now() + 200ms}), Errc::deadline_passed);
     });
@@ -350,8 +350,8 @@ TEST_CASE("a stop ends an acquire that waits for memory which a kernel still rea
     void* const stream = ground.stub.make_stream();
     const Bundle old = ground.bundle(60'000);
     const Bundle wanted = ground.bundle(70'000);
-    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
     ground.stub.hold(stream);
+    ground.read(ground.uploader->acquire(old, NativeStream::cuda(stream)), stream);
     std::stop_source stop;
     std::atomic<bool> is_over = false;
     std::thread waits([&] {

@@ -83,6 +83,7 @@ TEST_CASE("streams of other kinds are refused") {
 
 TEST_CASE("a stream of another device is refused, and the device goes on") {
     StubCuda stub;
+    if (needs_the_stub(stub, "it has two devices")) return;
     stub.set("devices", 2);
     CudaGround ground(1_KiB);
     CHECK_FAULT(ground.device->record(NativeStream::cuda(stub.make_stream(1))), Errc::invalid_argument);
@@ -136,10 +137,11 @@ TEST_CASE("nothing that a device does ends a capture of another thread, or of th
 
 TEST_CASE("the current context and the capture mode of a caller stay") {
     StubCuda stub;
-    stub.set("devices", 2);
+    const int other = other_device(stub) == std::string("cuda:1") ? 1 : 0;
     const auto& api = cuda_driver().api;
     safemap::device::CuContext context = nullptr;
-    REQUIRE(api.cuDevicePrimaryCtxRetain(&context, 1) == CuResult::success);
+    REQUIRE(api.cuInit(0) == CuResult::success);
+    REQUIRE(api.cuDevicePrimaryCtxRetain(&context, other) == CuResult::success);
     REQUIRE(api.cuCtxPushCurrent_v2(context) == CuResult::success);
     auto mode = safemap::device::CuCaptureMode::thread_local_mode;
     api.cuThreadExchangeStreamCaptureMode(&mode);
@@ -157,7 +159,7 @@ TEST_CASE("the current context and the capture mode of a caller stay") {
     safemap::device::CuContext popped = nullptr;
     REQUIRE(api.cuCtxPopCurrent_v2(&popped) == CuResult::success);
     CHECK(popped == context);
-    api.cuDevicePrimaryCtxRelease_v2(1);
+    api.cuDevicePrimaryCtxRelease_v2(other);
     CHECK(stub.live() == 0);
     CHECK(stub.take_findings() == "");
 }

@@ -21,6 +21,7 @@ public:
     /// Resets the stub. Throws if libcuda.so.1 is not the stub.
     StubCuda() {
         const std::array functions = {
+            row("stub_is_real", &is_real_),
             row("stub_reset", &reset_),
             row("stub_set", &set_),
             row("stub_get", &get_),
@@ -45,6 +46,9 @@ public:
         reset();
     }
 
+    /// Returns true if a real GPU does the work, behind a library that counts and has these controls (relay/). There a
+    /// held stream does what it had before it was held, and there are few findings.
+    bool is_real() const { return is_real_() != 0; }
     /// Forgets everything. No device may be open.
     void reset() { reset_(); }
     /// Sets "devices", "memory" (bytes of each), "max_pitch", "pools" (0: not supported), "lockable" (bytes of host
@@ -113,6 +117,7 @@ private:
         return {name, pointer, true};
     }
 
+    int (*is_real_)() = nullptr;
     void (*reset_)() = nullptr;
     int (*set_)(const char*, std::uint64_t) = nullptr;
     std::uint64_t (*get_)(const char*) = nullptr;

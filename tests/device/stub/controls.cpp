@@ -40,6 +40,9 @@ void hold(void* handle, bool held) {
 
 extern "C" {
 
+/// Returns 1 if a real device does the work.
+int stub_is_real() { return 0; }
+
 /// Forgets everything, and sets all options to their defaults.
 void stub_reset() {
     const std::lock_guard lock(state().mutex);

@@ -1,6 +1,9 @@
 #include "device/stub/stub.hpp"
 
+#include "device/stub/checksum.hpp"
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 namespace stub {
@@ -61,21 +64,10 @@ bool Area::overlaps(const Area& other) const {
 }
 
 std::uint64_t checksum(const Area& area) {
-    std::uint64_t sum = 0xcbf29ce484222325;
-    const auto mix = [&](std::uint64_t word) {
-        sum = (sum ^ word) * 0x9e3779b97f4a7c15;
-        sum ^= sum >> 29;
-    };
-    for (std::size_t row = 0; row < area.rows; ++row) {
-        const auto* const bytes = reinterpret_cast<const std::byte*>(area.begin + row * area.pitch);
-        for (std::size_t at = 0; at < area.width; at += 8) {
-            std::uint64_t word = 0;
-            std::memcpy(&word, bytes + at, std::min<std::size_t>(8, area.width - at));
-            mix(word);
-        }
-    }
-    mix(area.width * area.rows);
-    return sum;
+    RowChecksum sum;
+    for (std::size_t row = 0; row < area.rows; ++row)
+        sum.add(reinterpret_cast<const void*>(area.begin + row * area.pitch), area.width);
+    return sum.value();
 }
 
 State& state() {
@@ -190,6 +182,7 @@ bool run_until(Stream& stream, std::uint64_t number) {
         if (stream.held) return false;
         const Operation& next = stream.pending.front();
         if (next.after_number > 0 && !run_until(*state().streams[next.after_stream], next.after_number)) return false;
+        if (next.ready && !next.ready()) return false;
         if (next.run) next.run();
         stream.pending.pop_front();
         ++stream.done;
@@ -199,7 +192,7 @@ bool run_until(Stream& stream, std::uint64_t number) {
 
 CuResult wait_until_done(std::unique_lock<std::mutex>& lock, Stream& stream, std::uint64_t number) {
     while (!run_until(stream, number)) {
-        state().changed.wait(lock);
+        state().changed.wait_for(lock, std::chrono::milliseconds(1));  // a word that is waited for tells nobody
         if (state().dead != CuResult::success) return state().dead;
     }
     return CuResult::success;

@@ -74,6 +74,7 @@ struct Operation {
     std::function<void()> run;
     std::size_t after_stream = 0;  ///< this operation waits for operation `after_number` of that stream
     std::uint64_t after_number = 0;
+    std::function<bool()> ready = {};  ///< if set, the operation waits until this is true
 };
 
 struct Stream {
