@@ -140,6 +140,7 @@ StagingRing::Slot StagingRing::take_slot(const Taker& taker) {
         Slot slot{device_->allocate_staging(buffer_bytes_), nullptr, lane};
         lock.lock();
         peak_ = std::max(peak_, allocated_);
+        make_reserve(lock);
         return slot;
     } catch (...) {
         lock.lock();
@@ -152,6 +153,23 @@ StagingRing::Slot StagingRing::take_slot(const Taker& taker) {
     }
     lock.unlock();
     return take_slot(taker);
+}
+
+/// Allocates a buffer for the demand lane if the bulk lane has all others. Without memory, there is none.
+void StagingRing::make_reserve(std::unique_lock<std::mutex>& lock) noexcept {
+    if (bulk_ < allocated_ || allocated_ == count_) return;
+    ++allocated_;
+    lock.unlock();
+    Slot slot;
+    try {
+        slot.buffer = device_->allocate_staging(buffer_bytes_);
+    } catch (const std::exception&) {  // the demand lane tries again
+    }
+    lock.lock();
+    if (slot.buffer) done_.push_back(std::move(slot));
+    else --allocated_;
+    peak_ = std::max(peak_, allocated_);
+    changed_.notify_all();
 }
 
 /// Returns true if the ring can do without this free buffer, or use it for the bulk lane: one is left to the other

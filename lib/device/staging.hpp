@@ -33,7 +33,8 @@ struct StagingPool {
 /// once.
 ///
 /// If there are two buffers or more, copies of the bulk lane never have all of them: such copies may be behind work of
-/// the caller that takes long, and what somebody waits for must not be behind them.
+/// the caller that takes long, and what somebody waits for must not be behind them. The one that is left is allocated
+/// when the bulk lane begins, because a driver may lock no memory while copies keep its device busy.
 ///
 /// A ring that needs a buffer when the pool has none left takes one that is not in use from the largest ring, if that
 /// has more even afterwards. The buffer is freed, because devices cannot share it in general.
@@ -102,6 +103,7 @@ private:
     using Slots = std::vector<Slot>;
     Slot take_slot(const Taker& taker);
     static bool help(std::unique_lock<std::mutex>& lock, const Taker& taker);
+    void make_reserve(std::unique_lock<std::mutex>& lock) noexcept;
     void give_back(Slot slot) noexcept;
 
     // Under the mutex of the pool.

@@ -148,13 +148,13 @@ TEST_CASE("a copy with which the device fails returns its buffer too") {
 TEST_CASE("uploads continue with fewer buffers than requested") {
     const auto device = std::make_shared<FakeDevice>();
     StagingRing ring(device, 10, 3);
-    device->fail_staging = 1;
+    device->fail_staging = 2;  // the third
     std::optional<StagingRing::Loan> first = ring.take(Device::Lane::bulk);
     std::thread waits([&] { CHECK_OK(ring.take(Device::Lane::bulk)); });
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     first.reset();
     waits.join();
-    CHECK(ring.allocated() == 10);
+    CHECK(ring.allocated() == 20);
 }
 
 TEST_CASE("without any buffer, taking one fails, and succeeds when there is memory again") {
@@ -233,6 +233,23 @@ TEST_CASE("of several buffers whose copies are done, the one whose copy was done
     for (int i = 0; i < 3; ++i) CHECK(ring.take(Lane::demand).buffer()->bytes().data() == used[2]);
     CHECK(ring.allocated() == 40);
     copies[3]->set();
+}
+
+TEST_CASE("when the bulk lane begins, there is a buffer for the demand lane, too") {
+    const auto device = std::make_shared<Buffers>();
+    StagingRing ring(device, 10, 4);
+    std::vector<std::shared_ptr<Switch>> copies;
+    for (int i = 0; i < 3; ++i) {
+        copies.push_back(start_copy(ring, Lane::bulk));
+        CHECK(ring.allocated() == 10 * copies.size() + 10);
+    }
+    device->refuses = true;
+    CHECK_OK(ring.take(Lane::demand));
+    for (const auto& copy : copies) copy->set();
+    StagingRing single(device, 10, 1);
+    device->refuses = false;
+    CHECK_OK(single.take(Lane::bulk));
+    CHECK(single.allocated() == 10);
 }
 
 TEST_CASE("copies of the bulk lane leave a buffer to the demand lane") {
