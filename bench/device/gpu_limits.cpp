@@ -220,13 +220,13 @@ void demands(const Options& options, Gpu& gpu, const Model& model) {
         for (std::size_t i = 0; i < layers::small_tensors; ++i)
             small.push_back(uploader.bundle(Selection::names({"small." + std::to_string(i)})));
         uploader.acquire(all.front());  // slabs are page-locked now
-        uploader.prefetch(all);
+        std::thread prefetching([&] { uploader.prefetch(all); });
         Sample times;
         for (const Bundle& bundle : small) {
-            const double time = measure::seconds([&] { uploader.acquire(bundle); });
             if (uploader.try_acquire(all.back())) break;
-            times.add(time / unit);
+            times.add(measure::seconds([&] { uploader.acquire(bundle); }) / unit);
         }
+        prefetching.join();
         if (times.empty()) continue;
         medians.add(times.median());
         most.add(times.most());

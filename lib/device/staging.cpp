@@ -155,7 +155,7 @@ StagingRing::Slot StagingRing::take_slot(const Taker& taker) {
     return take_slot(taker);
 }
 
-/// Allocates a buffer for the demand lane if the bulk lane has all others. Without memory, there is none.
+/// Allocates a buffer for the demand lane if the bulk lane has all others. If that fails, the demand lane tries again.
 void StagingRing::make_reserve(std::unique_lock<std::mutex>& lock) noexcept {
     if (bulk_ < allocated_ || allocated_ == count_) return;
     ++allocated_;
@@ -163,7 +163,7 @@ void StagingRing::make_reserve(std::unique_lock<std::mutex>& lock) noexcept {
     Slot slot;
     try {
         slot.buffer = device_->allocate_staging(buffer_bytes_);
-    } catch (const std::exception&) {  // the demand lane tries again
+    } catch (const std::exception&) {  // no memory
     }
     lock.lock();
     if (slot.buffer) done_.push_back(std::move(slot));

@@ -63,7 +63,8 @@ TEST_CASE("OpenCL: devices are numbered, and other names are refused") {
     }
     const auto error = error_of([] { Device::open("opencl:99"); });
     REQUIRE(error);
-    CHECK(error->message() == "no device 'opencl:99'; available: host, " + list_opencl(opencl_driver()));
+    CHECK(error->message().starts_with("no device 'opencl:99'; available: host, "));
+    CHECK(error->message().ends_with(", " + list_opencl(opencl_driver())));  // GPUs of CUDA may be in between
 }
 
 TEST_CASE("OpenCL: without a library that works there is no device, and the error says why") {
