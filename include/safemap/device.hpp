@@ -158,7 +158,8 @@ public:
     virtual std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size);
 
     /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Does not wait for
-    /// work of the queues or of callers' streams. Meant for verification.
+    /// work of the queues or of callers' streams. Meant for verification. If it throws device_failed, the device may
+    /// still write to `to`.
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;
 
     /// Returns the kind of streams that the device can order, or `none`.
