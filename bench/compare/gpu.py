@@ -43,7 +43,6 @@ def make(path, gib):
         values = block[at * 64 : at * 64 + torch.Size(shape).numel()]
         tensors[name] = values.clone().view(torch.bfloat16).reshape(shape)
     save_file(tensors, path)
-    return len(shapes)
 
 
 def load_file(path):
@@ -95,21 +94,20 @@ def run_peer(name, path):
         tensors = PEERS[name](path)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-        count = len(tensors)
         del tensors
-    print(json.dumps({"seconds": seconds, "tensors": count}))
+    print(json.dumps({"seconds": seconds}))
 
 
 def measure(options):
     path = os.path.join(options.folder, "model.safetensors")
     make(path, options.size)
     size = os.path.getsize(path)
-    environment = dict(os.environ)
-    newer = environment | {"PYTHONPATH": f"{options.rc}:{environment.get('PYTHONPATH', '')}"}
-    jobs = {"safemap": ([options.program, path, "cuda:0", str(TIMES)], environment)}
+    folders = [options.rc, os.environ.get("PYTHONPATH", "")]
+    newer = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    jobs = {"safemap": ([options.program, path, "cuda:0", str(TIMES)], os.environ)}
     for name in PEERS:
         command = [sys.executable, __file__, "--peer", name, path]
-        jobs[name] = (command, newer if name == "prefetch" else environment)
+        jobs[name] = (command, newer if name == "prefetch" else os.environ)
     times = {name: [] for name in jobs}
     for _ in range(options.rounds):
         for name in list(jobs):

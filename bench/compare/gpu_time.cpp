@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
-#include <optional>
 
 using namespace safemap;
 

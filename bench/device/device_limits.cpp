@@ -89,13 +89,11 @@ void later_passes(const Options& options, const Model& model, To to) {
     const auto layers = bundles_of_layers(uploader);
     const std::uint64_t room = std::max(budget / block, std::uint64_t{1}) * block;
     const HugeMemory memory(room);
+    const auto walk = [&] { pass(uploader, layers, 2); };
     // Layers that fit stay; the limit reads as many bytes as a pass uploads.
-    for (int i = 0; i < 2; ++i) pass(uploader, layers, 2);
-    const std::uint64_t before = uploader.stats().uploaded_bytes;
-    pass(uploader, layers, 2);
-    const std::uint64_t uploaded = uploader.stats().uploaded_bytes - before;
+    const std::uint64_t uploaded = layers::settle([&] { return uploader.stats().uploaded_bytes; }, walk);
     measure::Pairs(
-        options.rounds, [&] { return measure::seconds([&] { pass(uploader, layers, 2); }); },
+        options.rounds, [&] { return measure::seconds(walk); },
         [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, to == To::ring); }); })
         .print(text(to) + ", half the budget, beside pread" + (to == To::ring ? " and memcpy" : ""), uploaded);
 }
@@ -104,12 +102,7 @@ void later_passes(const Options& options, const Model& model, To to) {
 void fills(const Options& options, const Model& model, To to) {
     const auto device = open(to);
     Uploader uploader(device, model.checkpoint, {.readers = 1});
-    std::vector<FillTarget> targets;
-    for (std::size_t i = 0; i < model.checkpoint.size(); ++i) {
-        const LazyTensor& tensor = model.checkpoint.tensor(i);
-        if (tensor.name().starts_with("layers."))
-            targets.push_back({.tensor = tensor, .memory = device->allocate(tensor.nbytes())});
-    }
+    const auto targets = layers::fill_targets(*device, model.checkpoint);
     const std::uint64_t room = model.bytes / block * block;
     const HugeMemory memory(room);
     measure::Pairs(
@@ -136,11 +129,8 @@ void shared_budget(const Options& options, const Model& model) {
             if (i + 1 < layer_count) other.prefetch(others[i + 1]);
         }
     };
-    for (int i = 0; i < 2; ++i) walk();
-    const auto bytes = [&] { return one.stats().uploaded_bytes + other.stats().uploaded_bytes; };
-    const std::uint64_t before = bytes();
-    walk();
-    const std::uint64_t uploaded = bytes() - before;
+    const std::uint64_t uploaded =
+        layers::settle([&] { return one.stats().uploaded_bytes + other.stats().uploaded_bytes; }, walk);
     const std::uint64_t room = budget / block * block;
     const HugeMemory memory(room);
     measure::Pairs(
@@ -255,9 +245,7 @@ void demand(const Options& options, const Model& model, To to) {
         const double unit = seconds_to_fresh_memory(model) * threads / blocks;
         Uploader uploader(open(to), model.checkpoint, {.device_budget = 2 * model.bytes});
         const auto layers = bundles_of_layers(uploader);
-        std::vector<Bundle> small;
-        for (std::size_t i = 0; i < layers::small_tensors; ++i)
-            small.push_back(uploader.bundle(Selection::names({"small." + std::to_string(i)})));
+        const auto small = layers::small_bundles(uploader);
         uploader.prefetch(layers);
         Sample times;
         for (const Bundle& one : small) {
@@ -296,16 +284,13 @@ void peak_memory(const Model& model, To to) {
 
 Options parse(int argc, char** argv) {
     Options options;
-    for (int i = 1; i < argc; i += 2) {
-        const std::string name = argv[i];
-        if (i + 1 == argc) throw std::runtime_error(name + " needs a value");
-        const std::string value = argv[i + 1];
-        if (name == "--size") options.size = std::max<std::uint64_t>(measure::bytes_of_text(value), 64_MiB);
-        else if (name == "--rounds") options.rounds = std::max(std::stoi(value), 1);
-        else if (name == "--tensors") options.tensors = std::stoul(value);
-        else if (name == "--folder") options.folder = value;
-        else throw std::runtime_error("unknown option " + name + "; expected --size, --rounds, --tensors or --folder");
-    }
+    const measure::OptionTable known = {
+        {"--size", [&](const std::string& value) { options.size = std::max(measure::bytes_of_text(value), 64_MiB); }},
+        {"--rounds", [&](const std::string& value) { options.rounds = std::max(std::stoi(value), 1); }},
+        {"--tensors", [&](const std::string& value) { options.tensors = std::stoul(value); }},
+        {"--folder", [&](const std::string& value) { options.folder = value; }},
+    };
+    measure::parse(argc, argv, known);
     return options;
 }
 
@@ -344,11 +329,5 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        run(parse(argc, argv));
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "device_limits: %s\n", error.what());
-        return 2;
-    }
-    return 0;
+    return measure::exit_code("device_limits", [&] { run(parse(argc, argv)); });
 }

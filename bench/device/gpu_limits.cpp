@@ -5,6 +5,7 @@
 // It makes a file of so many bytes, 16 layers of nine tensors, which is in the page cache while it measures. The limit
 // is what the driver copies out of page-locked memory, in blocks of 8 MiB, and no file is read there. Ratios are of
 // pairs in turn: the limit's time by that of Uploader.
+#include "base/pool.hpp"
 #include "device/layers.hpp"
 #include "device/limits.hpp"
 #include "device/made.hpp"
@@ -127,7 +128,7 @@ void reading(const Options& options, Gpu& gpu, const Model& model) {
 std::string with_readers(unsigned readers) { return readers == 0 ? "" : ", " + std::to_string(readers) + " readers"; }
 
 /// The threads of an Uploader that is not told how many, with the one that acquires.
-unsigned usual_threads() { return std::clamp(std::thread::hardware_concurrency(), 1U, 12U) + 1; }
+unsigned usual_threads() { return thread_count(0, gpu_uploading_threads) + 1; }
 
 /// Loads all layers by a new Uploader. If the slabs are new, too, they are page-locked in the time that is taken.
 void first_pass(const Options& options, Gpu& gpu, const Model& model, unsigned readers, bool new_slabs) {
@@ -153,22 +154,16 @@ void later_passes(const Options& options, Gpu& gpu, const Model& model) {
     const std::uint64_t budget = layers::half_budget(model.checkpoint);
     Uploader uploader(gpu.device, model.checkpoint, {.device_budget = budget});
     const auto all = layers::bundles_of_layers(uploader);
-    for (int i = 0; i < 2; ++i) layers::pass(uploader, all, 2);
-    const std::uint64_t before = uploader.stats().uploaded_bytes;
-    layers::pass(uploader, all, 2);
-    const std::uint64_t uploaded = uploader.stats().uploaded_bytes - before;
+    const auto walk = [&] { layers::pass(uploader, all, 2); };
+    const std::uint64_t uploaded = layers::settle([&] { return uploader.stats().uploaded_bytes; }, walk);
     Pairs(
-        options.rounds, [&] { return measure::seconds([&] { layers::pass(uploader, all, 2); }); },
-        [&] { return gpu.copy(uploaded); })
+        options.rounds, [&] { return measure::seconds(walk); }, [&] { return gpu.copy(uploaded); })
         .print("half the budget", uploaded);
 }
 
 void fills(const Options& options, Gpu& gpu, const Model& model) {
     Uploader uploader(gpu.device, model.checkpoint);
-    std::vector<FillTarget> targets;
-    for (const LazyTensor& tensor : model.checkpoint)
-        if (tensor.name().starts_with("layers."))
-            targets.push_back({.tensor = tensor, .memory = gpu.device->allocate(tensor.nbytes())});
+    const auto targets = layers::fill_targets(*gpu.device, model.checkpoint);
     Pairs(
         options.rounds, [&] { return measure::seconds([&] { uploader.fill(targets)->wait(); }); },
         [&] { return gpu.copy(model.bytes); })
@@ -216,11 +211,9 @@ void demands(const Options& options, Gpu& gpu, const Model& model) {
         const double unit = gpu.copy(model.bytes) * static_cast<double>(block) / static_cast<double>(model.bytes);
         Uploader uploader(gpu.device, model.checkpoint, {.device_budget = 2 * model.bytes});
         const auto all = layers::bundles_of_layers(uploader);
-        std::vector<Bundle> small;
-        for (std::size_t i = 0; i < layers::small_tensors; ++i)
-            small.push_back(uploader.bundle(Selection::names({"small." + std::to_string(i)})));
+        const auto small = layers::small_bundles(uploader);
         uploader.acquire(all.front());  // slabs are page-locked now
-        std::thread prefetching([&] { uploader.prefetch(all); });
+        std::jthread prefetching([&] { uploader.prefetch(all); });
         Sample times;
         for (const Bundle& bundle : small) {
             if (uploader.try_acquire(all.back())) break;
@@ -238,16 +231,13 @@ void demands(const Options& options, Gpu& gpu, const Model& model) {
 
 Options parse(int argc, char** argv) {
     Options options;
-    for (int i = 1; i < argc; i += 2) {
-        const std::string name = argv[i];
-        if (i + 1 == argc) throw std::runtime_error(name + " needs a value");
-        const std::string value = argv[i + 1];
-        if (name == "--size") options.size = std::max<std::uint64_t>(measure::bytes_of_text(value), 64_MiB);
-        else if (name == "--rounds") options.rounds = std::max(std::stoi(value), 1);
-        else if (name == "--device") options.device = value;
-        else if (name == "--folder") options.folder = value;
-        else throw std::runtime_error("unknown option " + name + "; expected --size, --rounds, --device or --folder");
-    }
+    const measure::OptionTable known = {
+        {"--size", [&](const std::string& value) { options.size = std::max(measure::bytes_of_text(value), 64_MiB); }},
+        {"--rounds", [&](const std::string& value) { options.rounds = std::max(std::stoi(value), 1); }},
+        {"--device", [&](const std::string& value) { options.device = value; }},
+        {"--folder", [&](const std::string& value) { options.folder = value; }},
+    };
+    measure::parse(argc, argv, known);
     return options;
 }
 
@@ -274,11 +264,5 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        run(parse(argc, argv));
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "gpu_limits: %s\n", error.what());
-        return 2;
-    }
-    return 0;
+    return measure::exit_code("gpu_limits", [&] { run(parse(argc, argv)); });
 }

@@ -55,6 +55,23 @@ inline std::vector<Bundle> bundles_of_layers(Uploader& uploader) {
     return layers;
 }
 
+/// Returns the small tensors, each a bundle.
+inline std::vector<Bundle> small_bundles(Uploader& uploader) {
+    std::vector<Bundle> small;
+    for (std::size_t i = 0; i < small_tensors; ++i)
+        small.push_back(uploader.bundle(Selection::names({"small." + std::to_string(i)})));
+    return small;
+}
+
+/// Returns all tensors of the layers, each with memory of its own.
+inline std::vector<FillTarget> fill_targets(Device& device, const Checkpoint& checkpoint) {
+    std::vector<FillTarget> targets;
+    for (const LazyTensor& tensor : checkpoint)
+        if (tensor.name().starts_with("layers."))
+            targets.push_back({.tensor = tensor, .memory = device.allocate(tensor.nbytes())});
+    return targets;
+}
+
 /// Leases all layers in order, each while the next `ahead` ones are on their way.
 inline void pass(Uploader& uploader, const std::vector<Bundle>& layers, std::size_t ahead) {
     const std::span all(layers);
@@ -63,6 +80,14 @@ inline void pass(Uploader& uploader, const std::vector<Bundle>& layers, std::siz
         const Lease lease = uploader.acquire(layers[i]);
         if (i + ahead < layers.size()) uploader.prefetch(layers[i + ahead]);
     }
+}
+
+/// Returns the bytes that `walk` uploads again and again, after two times in which layers settle that fit.
+template <class Bytes, class Walk> std::uint64_t settle(Bytes&& uploaded_bytes, Walk&& walk) {
+    for (int i = 0; i < 2; ++i) walk();
+    const std::uint64_t before = uploaded_bytes();
+    walk();
+    return uploaded_bytes() - before;
 }
 
 /// Returns the bytes of the first half of the layers, all of equal size.

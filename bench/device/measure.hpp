@@ -22,6 +22,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace measure {
@@ -191,6 +192,31 @@ private:
 };
 
 // ---- The command line
+
+/// Calls the function of each option with its value.
+using OptionTable = std::vector<std::pair<std::string, std::function<void(const std::string& value)>>>;
+inline void parse(int argc, char** argv, const OptionTable& known) {
+    std::string names;
+    for (const auto& [name, set] : known) names += (names.empty() ? "" : ", ") + name;
+    for (int i = 1; i < argc; i += 2) {
+        const std::string name = argv[i];
+        const auto found = std::ranges::find(known, name, [](const auto& option) { return option.first; });
+        if (found == known.end()) throw std::runtime_error("unknown option " + name + "; expected one of " + names);
+        if (i + 1 == argc) throw std::runtime_error(name + " needs a value");
+        found->second(argv[i + 1]);
+    }
+}
+
+/// Calls `run`, and returns the exit code of the program.
+template <class Run> int exit_code(const char* program, Run&& run) {
+    try {
+        run();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s: %s\n", program, error.what());
+        return 2;
+    }
+    return 0;
+}
 
 /// Reads "1GiB" or "64MiB".
 inline std::uint64_t bytes_of_text(const std::string& text) {

@@ -24,8 +24,6 @@ constexpr std::uint64_t staging_for_others = 32_MiB;
 constexpr std::uint64_t slab_for_cuda = 4_MiB;
 constexpr std::uint64_t staging_for_cuda = 128_MiB;
 
-bool is_cuda(const Device& device) { return device.stream_kind() == NativeStream::Kind::cuda; }
-
 std::uint64_t choose_staging(const Device& device, const DeviceBudgetOptions& options) {
     if (options.staging_bytes == 0) return is_cuda(device) ? staging_for_cuda : staging_for_others;
     if (options.staging_bytes >= least_staging) return options.staging_bytes;
@@ -42,6 +40,8 @@ std::uint64_t choose_budget(const Device& device, const DeviceBudgetOptions& opt
 }
 
 }  // namespace
+
+bool is_cuda(const Device& device) noexcept { return device.stream_kind() == NativeStream::Kind::cuda; }
 
 Budget::Budget(std::shared_ptr<Device> of, const DeviceBudgetOptions& options)
     : device(std::move(of)),

@@ -35,6 +35,9 @@ struct Quota {
     }
 };
 
+/// Returns true for the devices of CUDA, which have a bus that is as fast as many readers.
+bool is_cuda(const Device& device) noexcept;
+
 /// The state of a DeviceBudget. One mutex guards the bookkeeping of all its caches, so a cache can take memory of
 /// another one in one step.
 struct Budget {

@@ -27,10 +27,6 @@ std::uint64_t choose_budget(const Budget& of_device, const UploadOptions& option
     return options.device_budget > 0 ? std::min(options.device_budget, all) : all;
 }
 
-ThreadLimits limits_for(const Device& device) noexcept {
-    return device.stream_kind() == NativeStream::Kind::cuda ? gpu_uploading_threads : uploading_threads;
-}
-
 DeviceBudgetOptions own_budget(const UploadOptions& options) {
     return {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes};
 }
@@ -50,7 +46,7 @@ Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Reade
       sizes_{.job = staging_.buffer_bytes(),
              .tile = std::min(tile_bytes, staging_.buffer_bytes()),
              .most = residency_.budget()} {
-    readers_.expect(thread_count(options.readers, limits_for(*device_)));
+    readers_.expect(thread_count(options.readers, is_cuda(*device_) ? gpu_uploading_threads : uploading_threads));
 }
 
 Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules)

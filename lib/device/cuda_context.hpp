@@ -7,7 +7,6 @@
 
 #include <safemap/device.hpp>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -42,8 +41,6 @@ public:
     /// Returns an event that nobody uses. The context is current.
     CuEvent take_event();
     void give_event(CuEvent event) noexcept;
-    /// Bytes of device memory that exist now.
-    std::atomic<std::uint64_t> allocated = 0;
 
 private:
     friend class CudaEntry;

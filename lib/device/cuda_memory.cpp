@@ -49,7 +49,6 @@ CudaMemory::CudaMemory(std::shared_ptr<CudaContext> context, std::uint64_t size)
     const CuResult result = allocate();
     if (result == CuResult::out_of_memory) throw_out_of_memory();
     context_->check(result, context_->pool() == nullptr ? "cuMemAlloc" : "cuMemAllocFromPoolAsync");
-    context_->allocated += size;
 }
 
 /// Allocates memory that all streams can use when this returns.
@@ -94,7 +93,6 @@ CudaMemory::~CudaMemory() {
 
 void CudaMemory::free() {
     const CudaApi& api = context_->api();
-    context_->allocated -= size_;
     if (context_->pool() == nullptr) {
         context_->check(api.cuMemFree_v2(address_), "cuMemFree");
         return;

@@ -10,7 +10,7 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// The size of the huge pages that the kernel hands out unasked on most machines.
+/// The size of a huge page on x86-64, and on most other machines.
 constexpr std::uint64_t huge_page = 2_MiB;
 
 /// Maps memory that ::munmap() frees, untouched and zero. It begins at a multiple of a huge page if it has one, so no

@@ -4,7 +4,6 @@
 #include "device/stub/checksum.hpp"
 
 #include <array>
-#include <cstring>
 #include <string>
 
 using namespace relay;
@@ -108,16 +107,12 @@ std::uint64_t stub_get(const char* counter) {
     if (name == "contexts_here") return this_thread().contexts.size();
     const std::lock_guard lock(state().mutex);
     if (name == "calls") return state().calls.size();
-    if (name != "live") return state().counts[name];
-    std::uint64_t live = state().counts["retained"];
-    for (const auto& [what, count] : state().counts)
-        if (what.starts_with("live_") && what != "live_memory") live += count;
-    return live;
+    return name == "live" ? state().live() : state().counts[name];
 }
 
 const char* stub_call(std::uint64_t number) {
     const std::lock_guard lock(state().mutex);
-    return number < state().calls.size() ? state().calls[number] : nullptr;
+    return state().call(number);
 }
 
 int stub_finding(std::uint64_t number, char* text, std::size_t size) {
@@ -129,10 +124,7 @@ int stub_finding(std::uint64_t number, char* text, std::size_t size) {
         take_over_findings();
     }
     const std::lock_guard lock(state().mutex);
-    if (number >= state().findings.size()) return 0;
-    std::strncpy(text, state().findings[number].c_str(), size - 1);
-    text[size - 1] = 0;
-    return 1;
+    return state().copy_finding(number, text, size) ? 1 : 0;
 }
 
 void stub_clear_findings() {

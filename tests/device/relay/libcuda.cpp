@@ -167,19 +167,13 @@ CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned flags) {
 
 CuResult cuStreamSynchronize(CuStream stream) {
     SAFEMAP_RELAY_ENTER(cuStreamSynchronize, context);
-    {
-        const std::lock_guard lock(state().mutex);
-        if (!state().has_stream(stream)) return CuResult::invalid_handle;
-    }
+    if (!has_stream(stream)) return CuResult::invalid_handle;
     return after_wait(SAFEMAP_RELAY_FORWARD(cuStreamSynchronize, stream));
 }
 
 CuResult cuStreamIsCapturing(CuStream stream, CuCaptureStatus* status) {
     SAFEMAP_RELAY_ENTER(cuStreamIsCapturing, context);
-    {
-        const std::lock_guard lock(state().mutex);
-        if (!state().has_stream(stream)) return CuResult::invalid_handle;
-    }
+    if (!has_stream(stream)) return CuResult::invalid_handle;
     return SAFEMAP_RELAY_FORWARD(cuStreamIsCapturing, stream, status);
 }
 

@@ -62,8 +62,7 @@ template <class Ask> CuResult allocate(CuPointer* address, Allocation wanted, As
     all.count("allocations");
     all.count("live_allocations");
     all.count("live_memory", wanted.size);
-    std::uint64_t& peak = all.counts["peak_memory"];
-    peak = std::max(peak, all.counts["live_memory"]);
+    all.raise_peak();
     return result;
 }
 
@@ -91,16 +90,6 @@ CuResult counted_copy(CuResult result, std::uint64_t bytes) {
     state().count("copies");
     state().count("copied_bytes", bytes);
     return result;
-}
-
-bool has_stream(CuStream stream) {
-    const std::lock_guard lock(state().mutex);
-    return state().has_stream(stream);
-}
-
-bool has_pool(CuMemoryPool pool) {
-    const std::lock_guard lock(state().mutex);
-    return state().has_pool(pool);
 }
 
 }  // namespace

@@ -5,12 +5,6 @@
 namespace relay {
 namespace {
 
-/// Returns true if a real context does nothing more after this error.
-bool is_sticky(CuResult result) {
-    return result >= CuResult::illegal_address && result <= CuResult::launch_failed &&
-           result != CuResult::host_memory_already_registered;
-}
-
 /// Objects that the program under test left behind.
 struct Leftovers {
     std::vector<Stream> streams;
@@ -82,10 +76,6 @@ void Thread::clear() {
     SAFEMAP_RELAY_FORWARD(cuThreadExchangeStreamCaptureMode, &before);
 }
 
-void State::find(const std::string& text) {
-    if (findings.size() < 100) findings.push_back(text);
-}
-
 Stream* State::stream_of(const void* handle) {
     for (Stream& stream : streams)
         if (stream.handle == handle && !stream.destroyed) return &stream;
@@ -125,16 +115,22 @@ void find(const std::string& text) {
     state().find(text);
 }
 
+bool has_stream(const void* handle) {
+    const std::lock_guard lock(state().mutex);
+    return state().has_stream(handle);
+}
+
+bool has_pool(CuMemoryPool pool) {
+    const std::lock_guard lock(state().mutex);
+    return state().has_pool(pool);
+}
+
 CuResult decide(const char* name, unsigned needs) {
     CuResult fails = CuResult::success;
     State& all = state();
     {
         const std::lock_guard lock(all.mutex);
-        all.calls.push_back(name);
-        all.count(name);
-        for (Failure& failure : all.failures)
-            if (failure.nth > 0 && (failure.call.empty() || failure.call == name) && --failure.nth == 0)
-                fails = failure.result;
+        fails = all.note_call(name);
         if (fails == CuResult::success && (needs & works_when_dead) == 0 && all.dead != CuResult::success)
             return all.dead;
         if (fails == CuResult::success && (needs & context) != 0 && this_thread().contexts.empty()) {
@@ -179,11 +175,7 @@ void reset() {
     give_back(take_leftovers());
     const std::lock_guard lock(all.mutex);
     all.options = {};
-    all.findings.clear();
-    all.calls.clear();
-    all.counts.clear();
-    all.failures.clear();
-    all.dead = CuResult::success;
+    static_cast<Ledger&>(all) = {};
     all.contexts.clear();
     all.plain_used.clear();
 }

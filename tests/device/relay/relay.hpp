@@ -9,6 +9,7 @@
 #pragma once
 
 #include "device/cuda_api.hpp"
+#include "device/stub/ledger.hpp"
 
 #include <chrono>
 #include <cstddef>
@@ -160,12 +161,6 @@ struct Options {
     std::uint64_t lag = 0;                       ///< queries of each event that are answered with "not ready"
 };
 
-struct Failure {
-    std::string call;  ///< empty: any
-    std::uint64_t nth = 0;
-    CuResult result = CuResult::success;
-};
-
 /// The contexts and the capture mode of a thread, as far as its calls went through the relay.
 struct Thread {
     std::vector<CuContext> contexts;
@@ -177,14 +172,9 @@ struct Thread {
 };
 
 /// The objects of the program under test. No call of the driver is made while it is locked.
-struct State {
+struct State : Ledger {
     std::mutex mutex;
     Options options;
-    std::vector<std::string> findings;
-    std::vector<const char*> calls;
-    std::map<std::string, std::uint64_t> counts;
-    std::vector<Failure> failures;
-    CuResult dead = CuResult::success;
 
     std::map<CuContext, int> contexts;      ///< their devices
     std::map<int, std::uint64_t> retained;  ///< by device
@@ -195,8 +185,6 @@ struct State {
     std::map<CuPointer, Allocation> allocations;
     std::map<void*, std::size_t> registrations;
 
-    void find(const std::string& text);
-    void count(const std::string& what, std::uint64_t more = 1) { counts[what] += more; }
     /// Returns a stream that exists, or null. Default streams have none.
     Stream* stream_of(const void* handle);
     /// Returns true if a stream exists, or is a default one. Otherwise that is a finding.
@@ -211,6 +199,10 @@ State& state();
 Thread& this_thread();
 /// Notes a finding.
 void find(const std::string& text);
+/// Does what State::has_stream() does, with the lock.
+bool has_stream(const void* handle);
+/// Does what State::has_pool() does, with the lock.
+bool has_pool(CuMemoryPool pool);
 
 enum Needs : unsigned { nothing = 0, context = 1, works_when_dead = 4 };
 

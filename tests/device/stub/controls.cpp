@@ -50,11 +50,7 @@ void stub_reset() {
     for (const Event* event : all.events) delete event;
     for (const Pool* pool : all.pools) delete pool;
     all.options = {};
-    all.findings.clear();
-    all.calls.clear();
-    all.counts.clear();
-    all.failures.clear();
-    all.dead = CuResult::success;
+    static_cast<Ledger&>(all) = {};
     all.retained.clear();
     all.plain_used.clear();
     all.streams.clear();
@@ -82,12 +78,7 @@ std::uint64_t stub_get(const char* counter) {
     const std::lock_guard lock(state().mutex);
     if (std::strcmp(counter, "calls") == 0) return state().calls.size();
     if (std::strcmp(counter, "contexts_here") == 0) return this_thread().contexts.size();
-    if (std::strcmp(counter, "live") == 0) {
-        std::uint64_t live = state().counts["retained"];
-        for (const auto& [name, count] : state().counts)
-            if (name.starts_with("live_") && name != "live_memory") live += count;
-        return live;
-    }
+    if (std::strcmp(counter, "live") == 0) return state().live();
     if (std::strcmp(counter, "reserved") == 0) {
         std::uint64_t reserved = 0;
         for (const Pool* pool : state().pools) reserved += pool->reserved;
@@ -99,7 +90,7 @@ std::uint64_t stub_get(const char* counter) {
 /// Returns the name of a call, by its number since the reset.
 const char* stub_call(std::uint64_t number) {
     const std::lock_guard lock(state().mutex);
-    return number < state().calls.size() ? state().calls[number] : nullptr;
+    return state().call(number);
 }
 
 /// Copies finding `number` to `text`. Returns 0 if there is no such finding.
@@ -113,10 +104,7 @@ int stub_finding(std::uint64_t number, char* text, std::size_t size) {
         state().find("the capture mode of this thread was changed");
         this_thread().mode = CuCaptureMode::global;
     }
-    if (number >= state().findings.size()) return 0;
-    std::strncpy(text, state().findings[number].c_str(), size - 1);
-    text[size - 1] = 0;
-    return 1;
+    return state().copy_finding(number, text, size) ? 1 : 0;
 }
 
 void stub_clear_findings() {

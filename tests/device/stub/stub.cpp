@@ -30,12 +30,6 @@ bool guards_are_whole(const Allocation& allocation) {
     return whole(begin - guard) && whole(begin + allocation.size);
 }
 
-/// Returns true if a real context does nothing more after this error.
-bool is_sticky(CuResult result) {
-    return result >= CuResult::illegal_address && result <= CuResult::launch_failed &&
-           result != CuResult::host_memory_already_registered;
-}
-
 const char* name_of(bool writes) { return writes ? "writes" : "reads"; }
 
 }  // namespace
@@ -91,10 +85,6 @@ int current_device() { return this_thread().contexts.back(); }
 
 bool is_device(int device) { return device >= 0 && static_cast<std::uint64_t>(device) < state().options.devices; }
 
-void State::find(const std::string& text) {
-    if (findings.size() < 100) findings.push_back(text);
-}
-
 std::uint64_t State::used(int device) const {
     std::uint64_t sum =
         static_cast<std::size_t>(device) < plain_used.size() ? plain_used[static_cast<std::size_t>(device)] : 0;
@@ -103,21 +93,11 @@ std::uint64_t State::used(int device) const {
     return sum;
 }
 
-void State::raise_peak() {
-    std::uint64_t& peak = counts["peak_memory"];
-    peak = std::max(peak, counts["live_memory"]);
-}
-
 Call::Call(const char* name, unsigned needs) : lock_(state().mutex), result_(decide(name, needs)) {}
 
 CuResult Call::decide(const char* name, unsigned needs) {
     State& all = state();
-    all.calls.push_back(name);
-    all.count(name);
-    CuResult fails = CuResult::success;
-    for (Failure& failure : all.failures)
-        if (failure.nth > 0 && (failure.call.empty() || failure.call == name) && --failure.nth == 0)
-            fails = failure.result;
+    const CuResult fails = all.note_call(name);
     if (is_sticky(fails)) all.dead = fails;
     if (fails != CuResult::success) return fails;
     if (all.dead != CuResult::success && (needs & works_when_dead) == 0) return all.dead;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/cuda_api.hpp"
+#include "device/stub/ledger.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -111,12 +112,6 @@ struct Options {
     std::uint64_t lag = 0;                       ///< queries of each event that are answered with "not ready"
 };
 
-struct Failure {
-    std::string call;  ///< empty: any
-    std::uint64_t nth = 0;
-    CuResult result = CuResult::success;
-};
-
 /// The contexts and the capture mode of a thread.
 struct Thread {
     std::vector<int> contexts;  ///< devices
@@ -125,15 +120,10 @@ struct Thread {
     ~Thread();
 };
 
-struct State {
+struct State : Ledger {
     std::mutex mutex;
     std::condition_variable changed;
     Options options;
-    std::vector<std::string> findings;
-    std::vector<const char*> calls;
-    std::map<std::string, std::uint64_t> counts;
-    std::vector<Failure> failures;
-    CuResult dead = CuResult::success;
 
     std::vector<std::uint64_t> retained;  ///< by device
     std::vector<std::uint64_t> plain_used;
@@ -148,9 +138,6 @@ struct State {
     std::vector<Access> host_reads;
     Moment host;  ///< the work that the host knows to be done
 
-    void find(const std::string& text);
-    void count(const std::string& what, std::uint64_t more = 1) { counts[what] += more; }
-    void raise_peak();
     std::uint64_t used(int device) const;
 };
 
