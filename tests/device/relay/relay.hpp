@@ -27,7 +27,7 @@ namespace relay {
 using namespace safemap::device;
 using Clock = std::chrono::steady_clock;
 
-using CuGraph = struct CuGraphObject*;
+using CuGraph = void*;
 using CuHostFunction = void (*)(void* data);
 
 constexpr unsigned cu_mem_host_portable_mapped = 3;

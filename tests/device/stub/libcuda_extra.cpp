@@ -9,7 +9,7 @@ using namespace stub;
 
 extern "C" {
 
-using CuGraph = struct CuGraphObject*;
+using CuGraph = void*;
 
 void stub_begin_capture(void* stream, int mode);
 int stub_end_capture(void* stream);
