@@ -89,7 +89,9 @@ void FillTask::wait() {
     finished_.wait(lock, [&] { return is_finished_; });
     if (!fault_) return;
     queue_.drain();
-    std::rethrow_exception(fault_);
+    // Moved: a reader that lets go of the task later must not destroy an exception that this thread has read. The count
+    // of its owners is hidden from ThreadSanitizer.
+    std::rethrow_exception(std::exchange(fault_, nullptr));
 }
 
 /// Returns the number of the tensor that a place of the layout belongs to.
