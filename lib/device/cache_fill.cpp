@@ -45,6 +45,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
         if (after) queue.wait_for(*device_->record(after));
+        task->choose_way();
         if (task->jobs() > 0) {
             auto worker = readers_.borrow_worker();
             // Before prefetches. Not as a demand, because its copies may have to wait for work of the caller.

@@ -54,26 +54,43 @@ FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Readers& 
       plan_(std::move(plan)),
       places_(std::move(places)) {}
 
+void FillTask::choose_way() {
+    const auto can_write_to = [](const Place& place) {
+        return place.memory->size() == 0 || !place.memory->host_bytes().empty();
+    };
+    in_place_ = std::ranges::all_of(places_, can_write_to) && queue_.record()->done();
+}
+
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
-    const StagingRing::Taker taker{[] { return Device::Lane::bulk; }, [&] { return readers_.help_demand(worker); }};
-    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
-        staging_.lend(taker, [&](const StagingRing::Loan& loan, DeviceQueue*& queue) {
-            const StagingBuffer& slab = *loan.buffer();
-            const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
-                                           queue = &queue_;
-                                           copy(slab, to, from);
-                                       },
-                                       [&](const RowCopy& rows) {
-                                           queue = &queue_;
-                                           copy_rows(slab, rows);
-                                       }};
-            plan_.fill(layout_, job, paths_, worker, slab.bytes(), put);
-        });
-    });
+    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(),
+                                        [&] { in_place_ ? fill_in_place(job, worker) : fill_staged(job, worker); });
     if (!fault) return true;
     const std::lock_guard lock(mutex_);
     if (!fault_) fault_ = std::move(fault);
     return false;
+}
+
+void FillTask::fill_in_place(std::size_t job, Worker& worker) {
+    plan_.fill(layout_, job, paths_, worker, [this](std::size_t tensor, std::uint64_t at) {
+        const Place& place = places_[tensor];
+        return place.memory->host_bytes().data() + place.offset + at;
+    });
+}
+
+void FillTask::fill_staged(std::size_t job, Worker& worker) {
+    const StagingRing::Taker taker{[] { return Device::Lane::bulk; }, [&] { return readers_.help_demand(worker); }};
+    staging_.lend(taker, [&](const StagingRing::Loan& loan, DeviceQueue*& queue) {
+        const StagingBuffer& slab = *loan.buffer();
+        const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
+                                       queue = &queue_;
+                                       copy(slab, to, from);
+                                   },
+                                   [&](const RowCopy& rows) {
+                                       queue = &queue_;
+                                       copy_rows(slab, rows);
+                                   }};
+        plan_.fill(layout_, job, paths_, worker, slab.bytes(), put);
+    });
 }
 
 void FillTask::finish() noexcept {

@@ -22,14 +22,17 @@
 namespace safemap::SAFEMAP_ABI::device {
 
 /// The task that fills memory of the caller. Its tensors are laid out as those of a bundle are, so neighbours in a file
-/// are read together; that layout exists in slabs only, and each tensor in a slab is copied to its own target. Copies
-/// are in the bulk queue.
+/// are read together: straight to their targets, or to slabs, in which that layout exists, and from which each tensor
+/// is copied to its own target. Copies are in the bulk queue.
 class FillTask final : public Task {
 public:
     /// Throws invalid_argument if a target ends outside its memory.
     static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                           std::span<const FillTarget> targets, const FillSizes& sizes);
 
+    /// Chooses how jobs are done; call before the first one. When the host can write to all targets and nothing is in
+    /// the bulk queue, which may wait for work that uses them, they are read straight to. Throws device_failed.
+    void choose_way();
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
 
@@ -43,6 +46,8 @@ private:
     };
     FillTask(Device& device, StagingRing& staging, Paths& paths, Readers& readers, Layout layout, FillPlan plan,
              std::vector<Place> places);
+    void fill_in_place(std::size_t job, Worker& worker);
+    void fill_staged(std::size_t job, Worker& worker);
     std::size_t tensor_at(std::uint64_t place) const noexcept;
     void copy(const StagingBuffer& slab, std::uint64_t to, Extent from) const;
     void copy_rows(const StagingBuffer& slab, RowCopy rows) const;
@@ -54,6 +59,7 @@ private:
     const Layout layout_;
     const FillPlan plan_;
     const std::vector<Place> places_;  // parallel to the tensors of the layout
+    bool in_place_ = false;
 
     std::mutex mutex_;
     std::condition_variable finished_;

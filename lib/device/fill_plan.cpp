@@ -14,9 +14,10 @@ namespace {
 // A tensor of this size is gathered whole, however it is stored: what it is gathered from stays in the CPU cache.
 constexpr std::uint64_t small_tensor = 256_KiB;
 
-/// Gathers the parts of all tensors that are in `range` into `picture`, which shows that range.
+/// Gathers the parts of all tensors that are in `range`, each to its place: `place_of` is as in FillPlan::PlaceOf.
+template <class PlaceOf>
 void gather(const Layout& layout, Extent range, std::size_t first, Paths& paths, Worker& worker,
-            std::span<std::byte> picture) {
+            const PlaceOf& place_of) {
     PathReader reader(paths, worker);
     Gatherer& gatherer = worker.gatherer;
     gatherer.begin({.reader = &reader});
@@ -26,7 +27,8 @@ void gather(const Layout& layout, Extent range, std::size_t first, Paths& paths,
         const std::uint64_t begin = std::max(own.offset, range.offset);
         const std::uint64_t end = std::min(own.end(), range.end());
         if (begin >= end) continue;
-        gatherer.add(tensor, tensor.dtype(), begin - own.offset, picture.subspan(begin - range.offset, end - begin));
+        const std::uint64_t at = begin - own.offset;
+        gatherer.add(tensor, tensor.dtype(), at, {place_of(i, at), end - begin});
     }
     gatherer.flush();
 }
@@ -52,29 +54,29 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
 }
 
 /// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with the whole
-/// of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's tensor.
+/// of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's tensor, and `address` is its
+/// place.
 std::uint64_t end_of_part(const Layout& layout, Extent range, std::uint64_t at, std::size_t tensor,
-                          std::span<const std::byte> memory) {
-    const std::uint64_t into_page = (reinterpret_cast<std::uintptr_t>(memory.data()) + at) % huge_page;
-    const std::uint64_t end = at + huge_page - into_page;
+                          const std::byte* address) {
+    const std::uint64_t end = at + huge_page - reinterpret_cast<std::uintptr_t>(address) % huge_page;
     if (end >= range.end()) return range.end();
     while (layout.extent(tensor).end() <= end) ++tensor;
     const bool cuts = layout.places[tensor] < end && !layout.tensors[tensor].placement();
     return cuts ? std::min(layout.extent(tensor).end(), range.end()) : end;
 }
 
-/// Gathers a range to its place in `memory`, one huge page after the other. Each is touched before it is read into. If
-/// a read() met it, the kernel would hold the lock of the whole address space while it clears the page, and an
-/// allocation of another thread would wait for that. If all were touched first, they would have left the CPU cache.
+/// Gathers a range to its places, one huge page after the other. Each is touched before it is read into. If a read()
+/// met it, the kernel would hold the lock of the whole address space while it clears the page, and an allocation of
+/// another thread would wait for that. If all were touched first, they would have left the CPU cache.
 void gather_in_place(const Layout& layout, Extent range, std::size_t tensor, Paths& paths, Worker& worker,
-                     std::span<std::byte> memory) {
+                     const FillPlan::PlaceOf& place_of) {
     for (std::uint64_t at = range.offset; at < range.end();) {
         while (layout.extent(tensor).end() <= at) ++tensor;
         at = std::max(at, layout.places[tensor]);
-        const std::uint64_t end = end_of_part(layout, range, at, tensor, memory);
-        const auto picture = memory.subspan(at, end - at);
-        *const_cast<volatile std::byte*>(picture.data()) = std::byte{0};
-        gather(layout, {at, end - at}, tensor, paths, worker, picture);
+        std::byte* const address = place_of(tensor, at - layout.places[tensor]);
+        const std::uint64_t end = end_of_part(layout, range, at, tensor, address);
+        *const_cast<volatile std::byte*>(address) = std::byte{0};
+        gather(layout, {at, end - at}, tensor, paths, worker, place_of);
         at = end;
     }
 }
@@ -172,11 +174,10 @@ void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_
     blocks_.push_back(std::move(blocks));
 }
 
-void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker,
-                    std::span<std::byte> memory) const {
+void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, const PlaceOf& place_of) const {
     const Job& job = jobs_[i];
-    if (!is_tile(job)) return gather_in_place(layout, job.range, job.tensor, paths, worker, memory);
-    std::byte* const to = memory.data() + layout.places[job.tensor];
+    if (!is_tile(job)) return gather_in_place(layout, job.range, job.tensor, paths, worker, place_of);
+    std::byte* const to = place_of(job.tensor, 0);
     const Blocks& tiles = blocks_[job.blocks];
     const auto tile =
         gather_tile(tiles, job.block, layout.tensors[job.tensor], paths, worker, worker.buffer(job.range.size));
@@ -190,7 +191,9 @@ void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& w
     const Job& job = jobs_[i];
     if (!is_tile(job)) {
         const auto picture = slab.first(job.range.size);
-        gather(layout, job.range, job.tensor, paths, worker, picture);
+        gather(layout, job.range, job.tensor, paths, worker, [&](std::size_t t, std::uint64_t at) {
+            return picture.data() + (layout.places[t] + at - job.range.offset);
+        });
         clear_padding(layout, job.range, job.tensor, picture);
         copies.range(job.range.offset, {0, job.range.size});
         return;

@@ -32,9 +32,11 @@ public:
         return layout.tensors[jobs_[i].tensor];
     }
 
-    /// Reads job `i` straight to its places in `memory`, which has the layout. Throws what reading throws: errors have
-    /// the tensor.
-    void fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, std::span<std::byte> memory) const;
+    /// Returns where byte `at` of tensor number `tensor` belongs, in memory of the host. The bytes of a tensor are next
+    /// to each other.
+    using PlaceOf = std::function<std::byte*(std::size_t tensor, std::uint64_t at)>;
+    /// Reads job `i` straight to the places of its tensors. Throws what reading throws: errors have the tensor.
+    void fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, const PlaceOf& place_of) const;
 
     /// The copies that take the bytes of a job from a slab to the device: `ranges` and `rows` with places in the
     /// layout.

@@ -10,7 +10,9 @@ void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Wo
                    const StagingRing::Taker& taker) {
     const auto bytes = mapped_.empty() ? space_.memory->host_bytes() : mapped_;
     if (bytes.empty()) return fill_staged(layout, plan, i, worker, taker);
-    plan.fill(layout, i, paths_, worker, bytes.subspan(offset_, layout.size));
+    std::byte* const begin = bytes.data() + offset_;
+    plan.fill(layout, i, paths_, worker,
+              [begin, &layout](std::size_t tensor, std::uint64_t at) { return begin + layout.places[tensor] + at; });
 }
 
 void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,

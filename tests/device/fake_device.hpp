@@ -35,7 +35,8 @@ public:
     }
 
     // Behaviour, set by tests.
-    std::atomic<bool> maps = false;  ///< memory can be mapped
+    std::atomic<bool> maps = false;      ///< memory can be mapped
+    std::atomic<bool> writable = false;  ///< the host can write to memory
     std::atomic<int> copy_microseconds = 0;
     std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<bool> full = false;                  ///< every allocation fails
@@ -157,6 +158,9 @@ private:
         void* handle() const noexcept override { return const_cast<Memory*>(this); }
         bool has_address() const noexcept override { return false; }
         bool can_be_mapped() const noexcept override { return device.maps && size() > 0; }
+        std::span<std::byte> host_bytes() const noexcept override {
+            return device.writable ? std::span(contents->bytes) : std::span<std::byte>();
+        }
 
         FakeDevice& device;
         const std::shared_ptr<Contents> contents;

@@ -165,12 +165,19 @@ void check_staged(const Layout& layout, const FillPlan& plan, Sizes sizes, Maker
     CHECK(fill.memory.bytes == want);
 }
 
+/// Reads a job to memory that has the layout.
+void fill_in_place(const FillPlan& plan, const Layout& layout, std::size_t job, Paths& paths, Worker& worker,
+                   std::span<std::byte> memory) {
+    plan.fill(layout, job, paths, worker,
+              [&](std::size_t tensor, std::uint64_t at) { return &memory[layout.places[tensor] + at]; });
+}
+
 void check_direct(const Layout& layout, const FillPlan& plan, Maker& maker) {
     Paths paths;
     Worker worker;
     Buffer memory(layout.size, untouched);
     const std::uint64_t read_before = maker.bytes_read();
-    for (const std::size_t job : shuffled_jobs(plan, maker)) plan.fill(layout, job, paths, worker, memory);
+    for (const std::size_t job : shuffled_jobs(plan, maker)) fill_in_place(plan, layout, job, paths, worker, memory);
     CHECK(bytes_read(paths) == maker.bytes_read() - read_before);
     CHECK(memory == expected(layout, untouched));
 }
@@ -224,8 +231,8 @@ TEST_CASE("every byte of a tensor is written directly by exactly one job, and no
         for (std::size_t job = 0; job < plan.jobs(); ++job) {
             Buffer zeros(layout.size, std::byte{0});
             Buffer ones(layout.size, std::byte{0xFF});
-            plan.fill(layout, job, paths, worker, zeros);
-            plan.fill(layout, job, paths, worker, ones);
+            fill_in_place(plan, layout, job, paths, worker, zeros);
+            fill_in_place(plan, layout, job, paths, worker, ones);
             for (std::uint64_t at = 0; at < layout.size; ++at) writes[at] += zeros[at] == ones[at] ? 1 : 0;
         }
         std::vector<int> want(layout.size, 0);
@@ -280,7 +287,7 @@ TEST_CASE("neighbours in a file share a job, and a large tensor is cut at the si
     // Within one huge page: others are read to one after the other.
     Buffer memory(4U << 20);
     const std::size_t into = reinterpret_cast<std::uintptr_t>(memory.data()) % (2U << 20);
-    one.fill(layout, 0, paths, worker, std::span(memory).subspan((2U << 20) - into, layout.size));
+    fill_in_place(one, layout, 0, paths, worker, std::span(memory).subspan((2U << 20) - into, layout.size));
     CHECK(bytes_read(paths) == 100'000);
     CHECK(counted.reads() == 1);
     // A job of 10,000 bytes is rounded down to 39 places of 256 bytes.

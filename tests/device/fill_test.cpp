@@ -117,6 +117,55 @@ TEST_CASE("memory that the caller allocated is borrowed, not owned") {
     CHECK_FAULT(fake.borrow(own.data(), 1), Errc::invalid_argument);
 }
 
+TEST_CASE("targets that the host can write to are filled without staging, wherever they begin") {
+    random_tensors::Maker maker(7, 3, 16'000'000);
+    const auto host = Device::open("host");
+    for (const auto kind : random_tensors::kinds) {
+        CAPTURE(static_cast<int>(kind));
+        const LazyTensor tensor = maker.make(kind, 700'000).tensor;
+        for (const std::uint64_t before : {0, 1, 4'097}) {
+            const auto untouched = std::byte{0xEE};
+            std::vector<std::byte> own(before + tensor.nbytes() + 3, untouched);
+            const CacheFixture cache(host, {.device_budget = 1'000, .staging_bytes = 100'000, .readers = 2});
+            cache.fill({{tensor, host->borrow(own.data(), own.size()), before}})->wait();
+            std::vector<std::byte> want(before, untouched);
+            const auto value = value_of(tensor);
+            want.insert(want.end(), value.begin(), value.end());
+            want.insert(want.end(), 3, untouched);
+            CHECK(own == want);
+            CHECK(cache.stats().peak_staging_bytes == 0);
+        }
+    }
+}
+
+TEST_CASE("a target has the value of the last fill, even if copies of one before are still to come") {
+    One one;
+    one.fake->writable = true;
+    const Bytes first("first", 100);
+    const Bytes later("later", 100);
+    const auto memory = one.fake->allocate(100);
+    const CacheFixture cache(one.fake, {.device_budget = 1'000, .staging_bytes = 64_MiB, .readers = 1});
+    cache.fill({{first.tensor, memory}}, one.stream.native());
+    const auto event = cache.fill({{later.tensor, memory}});
+    one.stream.finish();
+    event->wait();
+    CHECK(contents(*one.fake, *memory) == value_of(later.tensor));
+    CHECK(one.fake->was_used_well());
+}
+
+TEST_CASE("a target that work of a stream may use is not written to by the host") {
+    One one;
+    one.fake->writable = true;
+    const Bytes few("few", 10);
+    const auto small = one.fake->allocate(10);
+    const auto before = contents(*one.fake, *small);
+    const auto event = one.cache.fill({{few.tensor, small}}, one.stream.native());
+    CHECK(contents(*one.fake, *small) == before);
+    one.stream.finish();
+    event->wait();
+    CHECK(contents(*one.fake, *small) == value_of(few.tensor));
+}
+
 TEST_CASE("a fill happens after the work of a stream, and the host does not wait for it") {
     One one;
     const auto before = contents(*one.fake, *one.memory);
