@@ -29,11 +29,4 @@ std::byte* map_memory(std::uint64_t size) noexcept {
     return begin + before;
 }
 
-void want_huge_pages(std::span<std::byte> range) noexcept {
-    const auto begin = reinterpret_cast<std::uintptr_t>(range.data());
-    const std::uintptr_t first = round_up(begin, huge_page);
-    const std::uintptr_t end = (begin + range.size()) / huge_page * huge_page;
-    if (first < end) ::madvise(range.data() + (first - begin), end - first, MADV_HUGEPAGE);
-}
-
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 namespace safemap::SAFEMAP_ABI::device {
 
@@ -16,9 +15,5 @@ constexpr std::uint64_t huge_page = 2_MiB;
 /// Maps memory that ::munmap() frees, untouched and zero. It begins at a multiple of a huge page if it has one, so no
 /// part of it is left to small pages. Returns null if there is no memory.
 std::byte* map_memory(std::uint64_t size) noexcept;
-
-/// Asks the kernel for huge pages for the whole ones in a range that nothing has touched. Memory of a driver refuses,
-/// and stays as it is.
-void want_huge_pages(std::span<std::byte> range) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::device

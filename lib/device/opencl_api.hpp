@@ -39,6 +39,7 @@ using ClBool = std::uint32_t;
 using ClFlags = std::uint64_t;
 
 enum class ClDeviceInfo : std::uint32_t {
+    type = 0x1000,
     max_mem_alloc_size = 0x1010,
     global_mem_size = 0x101F,
     name = 0x102B,
@@ -51,7 +52,9 @@ enum class ClMemoryInfo : std::uint32_t { size = 0x1102, context = 0x1106 };
 enum class ClEventInfo : std::uint32_t { command_execution_status = 0x11D3 };
 
 constexpr ClFlags cl_device_type_all = 0xFFFFFFFF;
+constexpr ClFlags cl_device_type_cpu = 1 << 1;
 constexpr ClFlags cl_mem_read_write = 1;
+constexpr ClFlags cl_mem_use_host_ptr = 1 << 3;
 constexpr ClFlags cl_mem_alloc_host_ptr = 1 << 4;
 constexpr ClFlags cl_map_read_write = 3;
 constexpr ClFlags cl_map_write_invalidate_region = 4;
@@ -59,6 +62,7 @@ constexpr ClFlags cl_migrate_content_undefined = 2;
 constexpr std::int32_t cl_complete = 0;
 
 using ClNotify = void (*)(const char*, const void*, std::size_t, void*);
+using ClDestructor = void (*)(ClMemory, void*);
 
 // X(name in the library, result, parameters). OpenCL 1.2 has all of them. Work that is queued takes a list of
 // events to wait for, and gives an event.
@@ -85,6 +89,7 @@ using ClNotify = void (*)(const char*, const void*, std::size_t, void*);
     X(clCreateBuffer, ClMemory, (ClContext context, ClFlags flags, std::size_t size, void* host, ClResult* result))    \
     X(clGetMemObjectInfo, ClResult,                                                                                    \
       (ClMemory memory, ClMemoryInfo info, std::size_t size, void* value, std::size_t* needed))                        \
+    X(clSetMemObjectDestructorCallback, ClResult, (ClMemory memory, ClDestructor destructor, void* user))              \
     X(clRetainMemObject, ClResult, (ClMemory memory))                                                                  \
     X(clReleaseMemObject, ClResult, (ClMemory memory))                                                                 \
     X(clEnqueueMigrateMemObjects, ClResult,                                                                            \

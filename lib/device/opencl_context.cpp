@@ -15,6 +15,7 @@ OpenclContext::OpenclContext(const OpenclApi& api, ClContext context, ClDevice d
         largest_allocation_ = ask<std::uint64_t>(ClDeviceInfo::max_mem_alloc_size);
         total_memory_ = ask<std::uint64_t>(ClDeviceInfo::global_mem_size);
         has_unified_memory_ = ask<ClBool>(ClDeviceInfo::host_unified_memory) != 0;
+        is_cpu_ = (ask<ClFlags>(ClDeviceInfo::type) & cl_device_type_cpu) != 0;
     } catch (const Error&) {
         release();
         throw;

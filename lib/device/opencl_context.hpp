@@ -30,6 +30,8 @@ public:
     std::uint64_t total_memory() const noexcept { return total_memory_; }
     /// Returns true if the device uses the memory of the host.
     bool has_unified_memory() const noexcept { return has_unified_memory_; }
+    /// Returns true if the device is the processor of the host.
+    bool is_cpu() const noexcept { return is_cpu_; }
 
     /// If `result` is an error: notes that the device failed, and throws device_failed. `call` is a literal.
     void check(ClResult result, const char* call);
@@ -55,6 +57,7 @@ private:
     std::uint64_t largest_allocation_ = 0;
     std::uint64_t total_memory_ = 0;
     bool has_unified_memory_ = false;
+    bool is_cpu_ = false;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -5,10 +5,29 @@
 
 #include <safemap/error.hpp>
 
+#include <sys/mman.h>
+
+#include <memory>
 #include <string>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// Memory of this process that a buffer is made of.
+struct Pages {
+    explicit Pages(std::uint64_t bytes) noexcept : data(map_memory(bytes)), size(bytes) {}
+    ~Pages() {
+        if (data != nullptr) ::munmap(data, size);
+    }
+    Pages(const Pages&) = delete;
+    Pages& operator=(const Pages&) = delete;
+
+    std::byte* const data;
+    const std::uint64_t size;
+};
+
+}  // namespace
 
 OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t size)
     : context_(std::move(context)), size_(size) {
@@ -20,7 +39,6 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, std::uint64_t
     if (result == ClResult::success) {
         context_->allocated += size;
         counted_ = true;
-        wants_huge_pages_ = true;
         return;
     }
     if (memory_ != nullptr) context_->api().clReleaseMemObject(memory_);
@@ -54,6 +72,27 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buff
 
 /// Allocates memory that all queues can use when this returns.
 ClResult OpenclMemory::allocate() {
+    return context_->is_cpu() && size_ >= huge_page ? allocate_in_huge_pages() : allocate_on_device();
+}
+
+/// Makes a buffer of memory of this process. A processor uses that itself. Its pages are first touched while a tensor
+/// is read, and with small pages that takes longer than the reading.
+ClResult OpenclMemory::allocate_in_huge_pages() {
+    const OpenclApi& api = context_->api();
+    auto pages = std::make_unique<Pages>(size_);
+    if (pages->data == nullptr) return ClResult::out_of_host_memory;
+    ClResult result = ClResult::success;
+    memory_ =
+        api.clCreateBuffer(context_->context(), cl_mem_read_write | cl_mem_use_host_ptr, size_, pages->data, &result);
+    if (result != ClResult::success) return result;
+    const auto free_pages = [](ClMemory, void* of) { delete static_cast<Pages*>(of); };
+    result = api.clSetMemObjectDestructorCallback(memory_, free_pages, pages.get());
+    if (result == ClResult::success) pages.release();  // a program may keep the buffer longer than this
+    else api.clReleaseMemObject(std::exchange(memory_, nullptr));
+    return result;
+}
+
+ClResult OpenclMemory::allocate_on_device() {
     const OpenclApi& api = context_->api();
     ClResult result = ClResult::success;
     // Where the device uses the memory of the host, a mapping of such a buffer is the buffer itself.
@@ -69,10 +108,6 @@ ClResult OpenclMemory::allocate() {
     result = api.clWaitForEvents(1, &there);
     api.clReleaseEvent(there);
     return result;
-}
-
-void OpenclMemory::note_mapped(std::span<std::byte> mapped) noexcept {
-    if (std::exchange(wants_huge_pages_, false)) want_huge_pages(mapped);
 }
 
 void OpenclMemory::throw_out_of_memory(ClResult result) const {

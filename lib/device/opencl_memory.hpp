@@ -29,19 +29,17 @@ public:
     bool has_address() const noexcept override { return false; }
     bool can_be_mapped() const noexcept override { return size_ > 0 && context_->has_unified_memory(); }
     ClMemory memory() const noexcept { return memory_; }
-    /// Takes note that the memory is mapped. The first time, asks the kernel for huge pages, if this allocated it: the
-    /// pages are first touched while a tensor is read, and with small pages that takes longer than the reading.
-    void note_mapped(std::span<std::byte> mapped) noexcept;
     const OpenclContext& context() const noexcept { return *context_; }
 
 private:
     ClResult allocate();
+    ClResult allocate_on_device();
+    ClResult allocate_in_huge_pages();
     [[noreturn]] void throw_out_of_memory(ClResult result) const;
 
     const std::shared_ptr<OpenclContext> context_;
     const std::uint64_t size_;
     bool counted_ = false;  // in the context
-    bool wants_huge_pages_ = false;
     ClMemory memory_ = nullptr;
 };
 

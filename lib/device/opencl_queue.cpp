@@ -168,9 +168,7 @@ std::span<std::byte> OpenclQueue::map(DeviceMemory& memory) {
                                            memory.size(), 0, nullptr, nullptr, &result);
     if (is_out_of_memory(result)) return {};
     context_->check(result, "clEnqueueMapBuffer");
-    const std::span bytes(static_cast<std::byte*>(mapped), memory.size());
-    static_cast<OpenclMemory&>(memory).note_mapped(bytes);
-    return bytes;
+    return {static_cast<std::byte*>(mapped), memory.size()};
 }
 
 void OpenclQueue::unmap(DeviceMemory& memory, std::span<std::byte> mapped) {

@@ -7,6 +7,8 @@
 #include <safemap/advanced/device_dlpack.hpp>
 #include <safemap/uploader.hpp>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -221,6 +223,35 @@ TEST_CASE("OpenCL: a buffer of the caller is borrowed, and lives as long as its 
     CHECK(bytes_of(*device, *memory) == Data(900, std::byte{3}));
     memory.reset();
     CHECK(device->free_memory() == free);
+}
+
+TEST_CASE("OpenCL: a buffer that a program retains outlives its memory, and takes no memory when it is released") {
+    if (!available()) return;
+    const Caller caller;
+    ClFlags type = 0;
+    require(caller.api.clGetDeviceInfo(caller.device, ClDeviceInfo::type, sizeof type, &type, nullptr));
+    if ((type & cl_device_type_cpu) == 0) return;  // where the memory lies is the business of the driver
+    const auto device = caller.adopted();
+    auto memory = device->allocate(4_MiB);
+    fill(*device, *memory, std::byte{7});
+    auto& queue = device->queue(Lane::bulk);
+    const auto mapped = queue.map(*memory);
+    REQUIRE(mapped.size() == 4_MiB);
+    std::fill(mapped.begin(), mapped.end(), std::byte{8});
+    queue.unmap(*memory, mapped);
+    queue.record()->wait();
+    const auto buffer = static_cast<ClMemory>(memory->handle());
+    require(caller.api.clRetainMemObject(buffer));
+    memory.reset();
+    CHECK(bytes_of(*device, *device->borrow(buffer, 4_MiB)) == Data(4_MiB, std::byte{8}));
+    const auto is_there = [&] {
+        unsigned char resident = 0;
+        const auto page = reinterpret_cast<std::uintptr_t>(mapped.data() + 2_MiB) / 4096 * 4096;
+        return ::mincore(reinterpret_cast<void*>(page), 1, &resident) == 0;
+    };
+    CHECK(is_there());
+    require(caller.api.clReleaseMemObject(buffer));
+    CHECK_FALSE(is_there());
 }
 
 TEST_CASE("OpenCL: a copy waits for an event of a caller's queue, and the other queue goes on") {

@@ -62,9 +62,9 @@ const OpenclDriver& counting_driver() {
     return Failing::driver;
 }
 
-/// Uses every function of a device. Returns the bytes that have arrived.
-std::vector<std::byte> use(Device& device, const Caller& caller) {
-    const auto memory = device.allocate(4096);
+/// Uses every function of a device, with memory of this size. Returns the bytes that have arrived.
+std::vector<std::byte> use(Device& device, const Caller& caller, std::uint64_t size) {
+    const auto memory = device.allocate(size);
     const auto staging = device.allocate_staging(4096);
     std::fill(staging->bytes().begin(), staging->bytes().end(), std::byte{5});
     auto& queue = device.queue(Lane::bulk);
@@ -78,7 +78,7 @@ std::vector<std::byte> use(Device& device, const Caller& caller) {
     std::fill(mapped.begin(), mapped.end(), std::byte{5});
     queue.unmap(*memory, mapped);
     queue.record()->wait();
-    return bytes_of(device, *device.borrow(memory->handle(), memory->size()));
+    return bytes_of(device, *device.borrow(memory->handle(), 4096));
 }
 
 /// Checks that nothing can be done with a device that failed.
@@ -89,14 +89,11 @@ void check_failed(Device& device) {
     CHECK_FAULT(device.free_memory(), Errc::device_failed);
 }
 
-}  // namespace
-
-TEST_CASE("OpenCL: whichever call fails, there is one error, and a device that failed stays so") {
-    if (!available()) return;
-    const Caller caller;
+/// Lets each call fail that a device makes with memory of this size.
+void fail_each_call(const Caller& caller, std::uint64_t size) {
     const auto run = [&](std::shared_ptr<Device>& device) {
         device = adopt_opencl(counting_driver(), caller.context, caller.device);
-        return use(*device, caller);
+        return use(*device, caller, size);
     };
     Failing::fail(0);
     std::shared_ptr<Device> device;
@@ -122,12 +119,21 @@ TEST_CASE("OpenCL: whichever call fails, there is one error, and a device that f
             const bool known = error->code() == Errc::no_such_device || error->code() == Errc::device_failed ||
                                error->code() == Errc::out_of_memory || error->code() == Errc::invalid_argument;
             CHECK_MESSAGE(known, std::string(error->what()));
-            if (device) CHECK(use(*device, caller) == expected);
+            if (device) CHECK(use(*device, caller, size) == expected);
         }
         device.reset();
     }
     CHECK(failures >= 10);
-    CHECK_OK(use(*caller.adopted(), caller));
+    CHECK_OK(use(*caller.adopted(), caller, size));
+}
+
+}  // namespace
+
+TEST_CASE("OpenCL: whichever call fails, there is one error, and a device that failed stays so") {
+    if (!available()) return;
+    const Caller caller;
+    fail_each_call(caller, 4_KiB);
+    fail_each_call(caller, 4_MiB);  // a processor makes large buffers of memory of the process
 }
 
 TEST_CASE("OpenCL: rows that an implementation refuses to copy together arrive one by one") {
