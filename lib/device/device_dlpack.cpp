@@ -1,8 +1,8 @@
 // Exports tensors on devices as DLPack tensors, which share their leases.
 #include <safemap/advanced/device_dlpack.hpp>
 
-#include "device/backend.hpp"
 #include "device/cache.hpp"
+#include "drivers/backend.hpp"
 #include "tensor/dlpack_description.hpp"
 
 #include <safemap/advanced/strides.hpp>
@@ -21,7 +21,7 @@ namespace {
 std::int32_t number_of(std::string_view name) {
     const std::size_t colon = name.find(':');
     if (colon == std::string_view::npos) return 0;
-    return static_cast<std::int32_t>(device::parse_ordinal(name.substr(colon + 1)).value_or(0));
+    return static_cast<std::int32_t>(drivers::parse_ordinal(name.substr(colon + 1)).value_or(0));
 }
 
 Device where(const safemap::Device& device, const DeviceTensor& tensor) {

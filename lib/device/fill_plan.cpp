@@ -1,7 +1,7 @@
 // The jobs that fill a range of device memory with its tensors.
 #include "device/fill_plan.hpp"
 
-#include "device/huge_pages.hpp"
+#include "drivers/huge_pages.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
 /// place.
 std::uint64_t end_of_part(const Layout& layout, Extent range, std::uint64_t at, std::size_t tensor,
                           const std::byte* address) {
-    const std::uint64_t end = at + huge_page - reinterpret_cast<std::uintptr_t>(address) % huge_page;
+    const std::uint64_t end = at + drivers::huge_page - reinterpret_cast<std::uintptr_t>(address) % drivers::huge_page;
     if (end >= range.end()) return range.end();
     while (layout.extent(tensor).end() <= end) ++tensor;
     const bool cuts = layout.places[tensor] < end && !layout.tensors[tensor].placement();

@@ -20,7 +20,7 @@ using namespace safemap::literals;
 using safemap::Device;
 using safemap::Errc;
 using safemap::NativeStream;
-using safemap::device::CuResult;
+using safemap::drivers::CuResult;
 
 namespace {
 

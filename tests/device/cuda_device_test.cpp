@@ -1,11 +1,11 @@
 // Tests CUDA devices on the stub of the driver: names, memory, staging, copies and their order.
-#include "device/cuda_device.hpp"
+#include "drivers/cuda_device.hpp"
 
-#include "device/cuda_api.hpp"
 #include "device/cuda_fixture.hpp"
-#include "device/cuda_memory.hpp"
 #include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
+#include "drivers/cuda_api.hpp"
+#include "drivers/cuda_memory.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,7 @@ using namespace safemap::literals;
 using safemap::Device;
 using safemap::Errc;
 using safemap::RowCopy;
-using safemap::device::CuResult;
+using safemap::drivers::CuResult;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -69,17 +69,17 @@ TEST_CASE("a driver that does not start is an error that says so, and lists no d
         CHECK(says(*error, "no device 'cuda:0': the CUDA driver does not work: " + std::string(call) +
                                ": CUDA_ERROR_UNKNOWN (unknown error)"));
         stub.fail_nth(call, 1, CuResult::unknown);
-        CHECK(safemap::device::list_cuda().empty());
+        CHECK(safemap::drivers::list_cuda().empty());
     }
 }
 
 TEST_CASE("a library without the functions of the driver is incomplete") {
-    safemap::device::CudaApi api;
-    const auto loaded = safemap::device::load_cuda("libm.so.6", api);
-    CHECK(loaded.state == safemap::device::LibraryState::incomplete);
+    safemap::drivers::CudaApi api;
+    const auto loaded = safemap::drivers::load_cuda("libm.so.6", api);
+    CHECK(loaded.state == safemap::drivers::LibraryState::incomplete);
     CHECK(loaded.fault.starts_with("libm.so.6 lacks cuInit, "));
     CHECK_FALSE(api.has_pools());
-    CHECK(safemap::device::load_cuda("libno_such_library.so.1", api).state == safemap::device::LibraryState::absent);
+    CHECK(safemap::drivers::load_cuda("libno_such_library.so.1", api).state == safemap::drivers::LibraryState::absent);
 }
 
 TEST_CASE("the demand queue has the higher priority") {
@@ -158,7 +158,7 @@ TEST_CASE("the pool gives back what it keeps before an allocation fails") {
 
 TEST_CASE("staging is locked in pieces, and copies stay in a piece") {
     StubCuda stub;
-    constexpr std::uint64_t piece = safemap::device::CudaStaging::piece;
+    constexpr std::uint64_t piece = safemap::drivers::CudaStaging::piece;
     CudaGround ground(piece + 4_MiB);
     CHECK(stub.get("live_registrations") == 2);
     CHECK(stub.get("registered_bytes") == piece + 4_MiB);
@@ -183,7 +183,7 @@ TEST_CASE("staging is locked in pieces, and copies stay in a piece") {
 
 TEST_CASE("memory that the driver does not lock is used unlocked") {
     StubCuda stub;
-    constexpr std::uint64_t piece = safemap::device::CudaStaging::piece;
+    constexpr std::uint64_t piece = safemap::drivers::CudaStaging::piece;
     const auto copies_well = [&](std::uint64_t size, std::uint64_t locked) {
         CudaGround ground(size);
         CHECK(stub.get("registered_bytes") == locked);
@@ -397,7 +397,7 @@ TEST_CASE("memory of the caller is borrowed, and stays the caller's") {
 }
 
 TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
-    if (safemap::device::cuda_driver().library) {
+    if (safemap::drivers::cuda_driver().library) {
         MESSAGE("this machine has a driver");
         return;
     }
@@ -405,5 +405,5 @@ TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
     REQUIRE(error);
     CHECK(error->code() == Errc::no_such_device);
     CHECK(error->message() == "no device 'cuda:0'; available: host");
-    CHECK(safemap::device::list_cuda().empty());
+    CHECK(safemap::drivers::list_cuda().empty());
 }

@@ -27,7 +27,7 @@
 
 using namespace safemap;
 using namespace safemap::literals;
-using safemap::device::CuResult;
+using safemap::drivers::CuResult;
 using std::chrono::microseconds;
 
 namespace {

@@ -1,9 +1,9 @@
 // Tests how a CUDA device meets the program that it runs in: streams, captures, contexts, threads and forks.
 #include "child_process.hpp"
-#include "device/cuda_api.hpp"
 #include "device/cuda_fixture.hpp"
 #include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
+#include "drivers/cuda_api.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -16,8 +16,8 @@ using namespace safemap::literals;
 using safemap::Device;
 using safemap::Errc;
 using safemap::NativeStream;
-using safemap::device::cuda_driver;
-using safemap::device::CuResult;
+using safemap::drivers::cuda_driver;
+using safemap::drivers::CuResult;
 
 TEST_CASE("a kernel that waits for an event sees the bytes, without a wait on the host") {
     StubCuda stub;
@@ -139,11 +139,11 @@ TEST_CASE("the current context and the capture mode of a caller stay") {
     StubCuda stub;
     const int other = other_device(stub) == std::string("cuda:1") ? 1 : 0;
     const auto& api = cuda_driver().api;
-    safemap::device::CuContext context = nullptr;
+    safemap::drivers::CuContext context = nullptr;
     REQUIRE(api.cuInit(0) == CuResult::success);
     REQUIRE(api.cuDevicePrimaryCtxRetain(&context, other) == CuResult::success);
     REQUIRE(api.cuCtxPushCurrent_v2(context) == CuResult::success);
-    auto mode = safemap::device::CuCaptureMode::thread_local_mode;
+    auto mode = safemap::drivers::CuCaptureMode::thread_local_mode;
     api.cuThreadExchangeStreamCaptureMode(&mode);
     {
         CudaGround ground(1_KiB);
@@ -153,10 +153,10 @@ TEST_CASE("the current context and the capture mode of a caller stay") {
         CHECK(ground.arrived());
     }
     CHECK(stub.get("contexts_here") == 1);
-    mode = safemap::device::CuCaptureMode::global;
+    mode = safemap::drivers::CuCaptureMode::global;
     api.cuThreadExchangeStreamCaptureMode(&mode);
-    CHECK(mode == safemap::device::CuCaptureMode::thread_local_mode);
-    safemap::device::CuContext popped = nullptr;
+    CHECK(mode == safemap::drivers::CuCaptureMode::thread_local_mode);
+    safemap::drivers::CuContext popped = nullptr;
     REQUIRE(api.cuCtxPopCurrent_v2(&popped) == CuResult::success);
     CHECK(popped == context);
     api.cuDevicePrimaryCtxRelease_v2(other);

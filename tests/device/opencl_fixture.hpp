@@ -1,8 +1,8 @@
 // A program that uses OpenCL itself: a context, a queue, events as gates, and kernels. Tests share them with a device.
 #pragma once
 
-#include "device/opencl_api.hpp"
-#include "device/opencl_device.hpp"
+#include "drivers/opencl_api.hpp"
+#include "drivers/opencl_device.hpp"
 
 #include <safemap/device.hpp>
 #include <safemap/error.hpp>
@@ -20,7 +20,7 @@
 
 namespace opencl_test {
 
-using namespace safemap::device;
+using namespace safemap::drivers;
 
 /// Returns true if this machine has a device of OpenCL. If it has none, the test is skipped, which fails on CI.
 inline bool available() {

@@ -2,8 +2,8 @@
 // with its folder in LD_LIBRARY_PATH.
 #pragma once
 
-#include "device/cuda_api.hpp"
-#include "device/library.hpp"
+#include "drivers/cuda_api.hpp"
+#include "drivers/library.hpp"
 
 #include <array>
 #include <cstddef>
@@ -16,7 +16,7 @@
 /// Controls of the stub. There is one stub in a process.
 class StubCuda {
 public:
-    using CuResult = safemap::device::CuResult;
+    using CuResult = safemap::drivers::CuResult;
 
     /// Resets the stub. Throws if libcuda.so.1 is not the stub.
     StubCuda() {
@@ -41,7 +41,7 @@ public:
             row("stub_begin_capture", &begin_),
             row("stub_end_capture", &end_),
         };
-        const auto loaded = safemap::device::load_library("libcuda.so.1", functions);
+        const auto loaded = safemap::drivers::load_library("libcuda.so.1", functions);
         if (!loaded) throw std::runtime_error("these tests need the stub of the CUDA driver: " + loaded.fault);
         reset();
     }
@@ -106,14 +106,14 @@ public:
     /// Waits on the host for a stream of a caller.
     void synchronize(void* stream) { sync_(stream); }
     std::uint64_t checksum(std::span<const std::byte> bytes) const { return checksum_(bytes.data(), bytes.size()); }
-    void begin_capture(void* stream, safemap::device::CuCaptureMode mode = safemap::device::CuCaptureMode::global) {
+    void begin_capture(void* stream, safemap::drivers::CuCaptureMode mode = safemap::drivers::CuCaptureMode::global) {
         begin_(stream, static_cast<int>(mode));
     }
     /// Returns true if the capture succeeded.
     bool end_capture(void* stream) { return end_(stream) != 0; }
 
 private:
-    template <class Function> static safemap::device::LibraryFunction row(const char* name, Function** pointer) {
+    template <class Function> static safemap::drivers::LibraryFunction row(const char* name, Function** pointer) {
         return {name, pointer, true};
     }
 

@@ -1,9 +1,9 @@
 // Tests that the stub of the CUDA driver finds each fault that it promises to find, and nothing in the correct program
 // beside it. Everything goes through the functions of the driver.
-#include "device/cuda_api.hpp"
 #include "device/cuda_fixture.hpp"
 #include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
+#include "drivers/cuda_api.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
-using safemap::device::CuCaptureMode;
-using safemap::device::CuContext;
-using safemap::device::CudaApi;
-using safemap::device::CuEvent;
-using safemap::device::CuPointer;
-using safemap::device::CuResult;
-using safemap::device::CuStream;
+using safemap::drivers::CuCaptureMode;
+using safemap::drivers::CuContext;
+using safemap::drivers::CudaApi;
+using safemap::drivers::CuEvent;
+using safemap::drivers::CuPointer;
+using safemap::drivers::CuResult;
+using safemap::drivers::CuStream;
 
 namespace {
 
@@ -60,7 +60,7 @@ struct Program {
     void read(CuStream stream) { CHECK(stub.kernel_read(stream, reinterpret_cast<void*>(memory), size, sum)); }
 
     StubCuda stub;
-    const CudaApi& api = safemap::device::cuda_driver().api;
+    const CudaApi& api = safemap::drivers::cuda_driver().api;
     CuContext context = nullptr;
     CuStream one = nullptr;
     CuStream two = nullptr;
@@ -254,7 +254,7 @@ TEST_CASE("the stub finds calls without a current context, and contexts that sta
 TEST_CASE("the stub finds a capture mode that is not put back") {
     if (is_on_gpu()) return;
     StubCuda stub;
-    const CudaApi& api = safemap::device::cuda_driver().api;
+    const CudaApi& api = safemap::drivers::cuda_driver().api;
     CuCaptureMode mode = CuCaptureMode::relaxed;
     api.cuThreadExchangeStreamCaptureMode(&mode);
     api.cuThreadExchangeStreamCaptureMode(&mode);
@@ -344,7 +344,7 @@ TEST_CASE("the stub finds two copies to the same bytes, and none beside each oth
 TEST_CASE("the stub tells rows that meet from rows between each other") {
     if (is_on_gpu()) return;
     const auto rows = [](Program& program, CuPointer at, CuStream stream) {
-        safemap::device::CuCopy2D copy;
+        safemap::drivers::CuCopy2D copy;
         copy.src_host = program.buffer.data();
         copy.src_pitch = 50;
         copy.dst_device = program.memory + at;

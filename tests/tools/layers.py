@@ -25,7 +25,8 @@ MAY_INCLUDE = {
     'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'open'],
     'check': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'open', 'checkpoint'],
     'write': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'checkpoint', 'check'],
-    'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint'],
+    'drivers': ['base'],
+    'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint', 'drivers'],
 }
 
 # Public header: the layer that owns it. safemap.hpp includes all of them, and must not be included.
@@ -43,7 +44,8 @@ OWNER = {
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
-    'bundle': 'device', 'device': 'device', 'device_budget': 'device', 'layer_stream': 'device',
+    'device': 'drivers',
+    'bundle': 'device', 'device_budget': 'device', 'layer_stream': 'device',
     'ticket': 'device', 'upload_plan': 'device',
     'uploader': 'device', 'advanced/device_dlpack': 'device',
 }
@@ -58,8 +60,8 @@ THIRD_PARTY = {
     'zstd.h': ['lib/base/zstd.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
-    'CL/cl.h': ['lib/device/opencl_abi.cpp'],
-    'cuda.h': ['lib/device/cuda_abi.cpp'],
+    'CL/cl.h': ['lib/drivers/opencl_abi.cpp'],
+    'cuda.h': ['lib/drivers/cuda_abi.cpp'],
     'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],

@@ -8,8 +8,8 @@
 // error of the real driver, are what a test sees.
 #pragma once
 
-#include "device/cuda_api.hpp"
 #include "device/stub/ledger.hpp"
+#include "drivers/cuda_api.hpp"
 
 #include <chrono>
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace relay {
 
-using namespace safemap::device;
+using namespace safemap::drivers;
 using Clock = std::chrono::steady_clock;
 
 using CuGraph = void*;
@@ -222,11 +222,11 @@ void reset();
 
 }  // namespace relay
 
-using namespace safemap::device;
+using namespace safemap::drivers;
 
 // The functions of the driver, as safemap calls them. A definition with other parameters does not compile.
 extern "C" {
-#define SAFEMAP_RELAY_FUNCTION(name, required, parameters) safemap::device::CuResult name parameters;
+#define SAFEMAP_RELAY_FUNCTION(name, required, parameters) safemap::drivers::CuResult name parameters;
 SAFEMAP_CUDA_FUNCTIONS(SAFEMAP_RELAY_FUNCTION)
 #undef SAFEMAP_RELAY_FUNCTION
 int stub_is_real();

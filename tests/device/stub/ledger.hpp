@@ -1,7 +1,7 @@
 // The calls of a program, as the stub and the relay note them, and those of them that fail.
 #pragma once
 
-#include "device/cuda_api.hpp"
+#include "drivers/cuda_api.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 /// The owner guards it with a lock.
 struct Ledger {
-    using CuResult = safemap::device::CuResult;
+    using CuResult = safemap::drivers::CuResult;
 
     struct Failure {
         std::string call;  ///< empty: any
@@ -64,8 +64,8 @@ struct Ledger {
 };
 
 /// Returns true if a real context does nothing more after this error.
-inline bool is_sticky(safemap::device::CuResult result) {
-    using safemap::device::CuResult;
+inline bool is_sticky(safemap::drivers::CuResult result) {
+    using safemap::drivers::CuResult;
     return result >= CuResult::illegal_address && result <= CuResult::launch_failed &&
            result != CuResult::host_memory_already_registered;
 }

@@ -3,8 +3,8 @@
 // other is known from the calls alone (vector clocks), so a missing wait is found in every run.
 #pragma once
 
-#include "device/cuda_api.hpp"
 #include "device/stub/ledger.hpp"
+#include "drivers/cuda_api.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace stub {
 
-using namespace safemap::device;
+using namespace safemap::drivers;
 
 /// The number of operations of each stream that happened before a point in time.
 class Moment {
@@ -197,11 +197,11 @@ int current_device();
 
 }  // namespace stub
 
-using namespace safemap::device;
+using namespace safemap::drivers;
 
 // The functions of the driver, as safemap calls them. A definition with other parameters does not compile.
 extern "C" {
-#define SAFEMAP_STUB_FUNCTION(name, required, parameters) safemap::device::CuResult name parameters;
+#define SAFEMAP_STUB_FUNCTION(name, required, parameters) safemap::drivers::CuResult name parameters;
 SAFEMAP_CUDA_FUNCTIONS(SAFEMAP_STUB_FUNCTION)
 #undef SAFEMAP_STUB_FUNCTION
 }
