@@ -161,7 +161,7 @@ TEST_CASE("a cache can stop during uploads, and leaves nothing on the device") {
             std::vector<Bytes> tensors;
             std::vector<LazyTensor> all;
             for (int i = 0; i < 6; ++i) {
-                tensors.emplace_back("t" + std::to_string(i), i % 2 == 0 ? 1000 : 20_MiB);
+                tensors.emplace_back("t" + std::to_string(i), i % 2 == 0 ? 1000 : 9_MiB);
                 all.push_back(tensors.back().tensor);
             }
             cache.prefetch(all);

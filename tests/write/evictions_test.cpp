@@ -7,6 +7,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
 #include "write/killed_save.hpp"
 #include "write/samples.hpp"
 
@@ -140,7 +141,7 @@ TEST_CASE("sources that are no files are not evicted, and empty tensors do not m
 
 TEST_CASE("random tensors are evicted completely, and never before they are read") {
     std::mt19937_64 random(11);
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round < soak::rounds_of_one_thread(100); ++round) {
         CAPTURE(round);
         std::vector<std::shared_ptr<Recorder>> files;
         for (std::uint64_t f = 1 + random() % 5; f > 0; --f) files.push_back(std::make_shared<Recorder>(300'000));
