@@ -142,7 +142,8 @@ public:
     ///
     /// Copies happen after the work that is in `after` now, if that is a stream. Returns when all tensors are read and
     /// their copies queued; the calling thread takes part in the reading. The event that it returns is done when the
-    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then.
+    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then. On the host, tensors are
+    /// read straight to their targets, without copies.
     ///
     /// Throws whatever reading throws, device_failed, and invalid_argument for a target that ends outside its memory,
     /// memory that this uploader lends, and a stream that is being captured. After an error of reading, no copy is in

@@ -59,6 +59,7 @@ struct Budget {
     Quota claimed;                    // memory of resident and arriving tensors, whether or not it is allocated yet
     Quota allocated;                  // memory that exists
     std::vector<Cache*> caches;       // not those that have stopped
+    unsigned demands_allocating = 0;  // calls of Device::allocate() that somebody waits for
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

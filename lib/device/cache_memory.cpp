@@ -6,9 +6,35 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// The turn of a thread to allocate from the device: a prefetch, which allocates again and again, waits until demands
+/// have their memory. A driver serves one thread at a time, and not always the one that came first.
+class Turn {
+public:
+    Turn(Budget& budget, bool demanded) : budget_(budget), demanded_(demanded) {
+        std::unique_lock lock(budget_.mutex);
+        if (demanded_) ++budget_.demands_allocating;
+        else budget_.changed.wait(lock, [&] { return budget_.demands_allocating == 0; });
+    }
+    ~Turn() {
+        if (!demanded_) return;
+        const std::lock_guard lock(budget_.mutex);
+        if (--budget_.demands_allocating == 0) budget_.changed.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+private:
+    Budget& budget_;
+    const bool demanded_;
+};
+
+}  // namespace
 
 /// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. If the request ends
 /// first, leaves the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload
@@ -106,7 +132,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
         heap_.coming(size);
         lock.unlock();
         try {
-            space.memory = allocate(size);
+            space.memory = allocate(size, upload.demanded);
         } catch (...) {
             lock.lock();
             heap_.gone(size);
@@ -148,8 +174,9 @@ void Cache::free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline) {
 }
 
 /// Allocates device memory. If the device is full, frees what is kept, and tries once more.
-std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, bool demanded) {
     try {
+        const Turn turn(*budget_, demanded);
         return device_->allocate(size);
     } catch (const Error& error) {
         if (error.code() != Errc::out_of_memory) throw;

@@ -172,6 +172,40 @@ TEST_CASE("acquire has priority over prefetches, and cancels prefetches that nee
     for (const Bytes& layer : layers) CHECK_OK(cache.acquire(layer.tensor));
 }
 
+TEST_CASE("a prefetch gets no memory from the device while a demand gets its own") {
+    constexpr std::uint64_t wanted = 400'000;
+    const auto fake = std::make_shared<FakeDevice>();
+    std::atomic<int> begun = 0;
+    std::atomic<bool> demand_allocates = false;
+    std::atomic<int> in_between = 0;
+    fake->on_allocation = [&](std::uint64_t size) {
+        ++begun;
+        if (size == wanted) {
+            demand_allocates = true;
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            demand_allocates = false;
+        } else {
+            if (demand_allocates) ++in_between;
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    };
+    const CacheFixture cache(fake, {.device_budget = 100'000'000, .staging_bytes = 1_MiB, .readers = 1});
+    std::vector<Bytes> tensors;
+    std::vector<LazyTensor> all;
+    for (int i = 0; i < 60; ++i) {
+        tensors.emplace_back("t" + std::to_string(i), 300'000);  // in no block of small ones
+        all.push_back(tensors.back().tensor);
+    }
+    const Bytes other("other", wanted);
+    std::thread prefetches([&] { cache.prefetch(all); });
+    REQUIRE(soon([&] { return begun > 2; }));
+    const Held held = cache.acquire(other.tensor);
+    prefetches.join();
+    CHECK(begun == 61);
+    CHECK(in_between <= 1);  // one may have had its turn before
+    CHECK(read_back(*fake, held[0]) == value_of(other.tensor));
+}
+
 TEST_CASE("a cancelled prefetch gives its memory back when its job is done, and acquire waits for just that") {
     const auto fake = std::make_shared<FakeDevice>();
     const CacheFixture cache(fake, 100, 2);

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -40,8 +41,9 @@ public:
     std::atomic<int> copy_microseconds = 0;
     std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<bool> full = false;                  ///< every allocation fails
-    std::atomic<std::int64_t> fail_copy = -1;        ///< a copy, or a call of map() or unmap(), that is refused
-    std::atomic<std::int64_t> fail_device = -1;      ///< a copy that was queued, and with which the device fails
+    std::function<void(std::uint64_t size)> on_allocation = [](std::uint64_t) {};
+    std::atomic<std::int64_t> fail_copy = -1;    ///< a copy, or a call of map() or unmap(), that is refused
+    std::atomic<std::int64_t> fail_device = -1;  ///< a copy that was queued, and with which the device fails
     std::atomic<std::int64_t> fail_staging = -1;
     /// One event fails to report its state after so many more successful reports; -1: none.
     const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
@@ -80,6 +82,7 @@ public:
         if (full || fail_allocation.fetch_sub(1) == 0)
             throw safemap::Error(safemap::Errc::out_of_memory, "the device is full");
         ++allocations;
+        on_allocation(size);
         return std::make_shared<Memory>(*this, size);
     }
     std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override {
