@@ -20,6 +20,7 @@
 #include <safemap/error.hpp>
 #include <safemap/layer_stream.hpp>
 #include <safemap/source.hpp>
+#include <safemap/ticket.hpp>
 #include <safemap/uploader.hpp>
 
 #include <atomic>
@@ -27,6 +28,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -237,8 +239,32 @@ void small_tensors(const Options& options) {
     measure::print_at_most(many + "copies to a staged device", copies, 10);
 }
 
-/// Demands small bundles one after the other while the layers are on their way, by as many readers as Uploader chooses.
-void demand(const Options& options, const Model& model, To to) {
+/// A way to want small bundles: how many at once, and how to get them.
+struct Wish {
+    std::string name;
+    std::size_t count;
+    void (*get)(Uploader& uploader, std::span<const Bundle> bundles);
+};
+
+void get_one(Uploader& uploader, std::span<const Bundle> bundles) { uploader.acquire(bundles.front()); }
+
+/// Leaves the reading to the reader threads.
+void get_in_time(Uploader& uploader, std::span<const Bundle> bundles) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    uploader.acquire(bundles.front(), {}, {.deadline = deadline});
+}
+
+void get_by_tickets(Uploader& uploader, std::span<const Bundle> bundles) {
+    std::vector<Ticket> tickets;
+    for (const Bundle& bundle : bundles) tickets.push_back(uploader.request(bundle, {.priority = 1}));
+    for (Ticket& ticket : tickets) ticket.wait();
+}
+
+const Wish demand = {"64 KiB during a prefetch, ", 1, get_one};
+const Wish wishes[] = {demand, {"64 KiB with a deadline, ", 1, get_in_time}, {"8 tickets, ", 8, get_by_tickets}};
+
+/// Wants small bundles one after the other while the layers are on their way, by as many readers as Uploader chooses.
+void want(const Options& options, const Model& model, To to, const Wish& wish) {
     Sample medians, most;
     for (int round = 0; round < options.rounds; ++round) {
         const double blocks = static_cast<double>(model.bytes) / static_cast<double>(block);
@@ -248,8 +274,9 @@ void demand(const Options& options, const Model& model, To to) {
         const auto small = layers::small_bundles(uploader);
         uploader.prefetch(layers);
         Sample times;
-        for (const Bundle& one : small) {
-            const double time = measure::seconds([&] { uploader.acquire(one); });
+        for (std::size_t i = 0; i + wish.count <= small.size(); i += wish.count) {
+            const std::span some(&small[i], wish.count);
+            const double time = measure::seconds([&] { wish.get(uploader, some); });
             if (uploader.try_acquire(layers.back())) break;
             times.add(time / unit);
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -259,9 +286,8 @@ void demand(const Options& options, const Model& model, To to) {
         most.add(times.most());
     }
     if (medians.empty()) return;
-    const std::string what = "64 KiB during a prefetch, " + text(to);
-    measure::print_at_most(what + ", median, blocks of 8 MiB", medians, 2);
-    measure::print_at_most(what + ", most of a round, blocks", most, 2);
+    measure::print_at_most(wish.name + text(to) + ", median, blocks of 8 MiB", medians, 2);
+    measure::print_at_most(wish.name + text(to) + ", most of a round, blocks", most, 2);
 }
 
 void peak_memory(const Model& model, To to) {
@@ -305,7 +331,7 @@ void run_opencl(const Options& options, const Model& model) {
     first_pass(options, model, To::opencl);
     later_passes(options, model, To::opencl);
     fills(options, model, To::opencl);
-    demand(options, model, To::opencl);
+    want(options, model, To::opencl, demand);
 }
 
 void run(const Options& options) {
@@ -322,7 +348,8 @@ void run(const Options& options) {
     for (const To to : {To::host, To::ring}) fills(options, model, to);
     shared_budget(options, model);
     stream(options, model);
-    for (const To to : {To::host, To::ring}) demand(options, model, to);
+    for (const To to : {To::host, To::ring})
+        for (const Wish& wish : wishes) want(options, model, to, wish);
     run_opencl(options, model);
 }
 
