@@ -53,26 +53,30 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
     clear_to(range.end());
 }
 
-/// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with the whole
-/// of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's tensor, and `address` is its
-/// place.
+/// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with whole
+/// elements, and with the whole of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's
+/// tensor, and `address` is its place.
 std::uint64_t end_of_part(const Layout& layout, Extent range, std::uint64_t at, std::size_t tensor,
                           const std::byte* address) {
-    const std::uint64_t end = at + drivers::huge_page - reinterpret_cast<std::uintptr_t>(address) % drivers::huge_page;
+    const std::uint64_t rest = drivers::huge_page - reinterpret_cast<std::uintptr_t>(address) % drivers::huge_page;
+    // Tensors begin at such places in the layout, so this one is between two elements, wherever the tensor itself lies.
+    const std::uint64_t end = (at + rest + place_alignment - 1) / place_alignment * place_alignment;
     if (end >= range.end()) return range.end();
     while (layout.extent(tensor).end() <= end) ++tensor;
     const bool cuts = layout.places[tensor] < end && !layout.tensors[tensor].placement();
     return cuts ? std::min(layout.extent(tensor).end(), range.end()) : end;
 }
 
-/// Gathers a range to its places, one huge page after the other. Each is touched before it is read into. If a read()
-/// met it, the kernel would hold the lock of the whole address space while it clears the page, and an allocation of
-/// another thread would wait for that. If all were touched first, they would have left the CPU cache.
+/// Gathers a range to its places, one huge page after the other where places are in order. The first byte of each part
+/// is written before the part is read. If a read() were the first to touch a huge page, the kernel would hold the lock
+/// of the whole address space while it clears the page, and an allocation of another thread would wait for that. If all
+/// were touched first, they would have left the CPU cache.
 void gather_in_place(const Layout& layout, Extent range, std::size_t tensor, Paths& paths, Worker& worker,
                      const FillPlan::PlaceOf& place_of) {
     for (std::uint64_t at = range.offset; at < range.end();) {
         while (layout.extent(tensor).end() <= at) ++tensor;
         at = std::max(at, layout.places[tensor]);
+        if (at >= range.end()) return;  // a range may end in padding
         std::byte* const address = place_of(tensor, at - layout.places[tensor]);
         const std::uint64_t end = end_of_part(layout, range, at, tensor, address);
         *const_cast<volatile std::byte*>(address) = std::byte{0};

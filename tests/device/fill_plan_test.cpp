@@ -172,14 +172,52 @@ void fill_in_place(const FillPlan& plan, const Layout& layout, std::size_t job, 
               [&](std::size_t tensor, std::uint64_t at) { return &memory[layout.places[tensor] + at]; });
 }
 
+/// Memory in which each tensor of a layout has a place of its own.
+class Targets {
+public:
+    /// `first` is the place of the first tensor, in bytes from the border of a huge page. `gap` returns the bytes
+    /// between a tensor and the one before.
+    template <class Gap> Targets(const Layout& layout, std::uint64_t first, Gap&& gap) : layout_(layout) {
+        std::uint64_t end = first;
+        for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+            end += i == 0 ? 0 : gap();
+            places_.push_back(end);
+            end += layout.extent(i).size;
+        }
+        bytes_.assign(huge_page + end, untouched);
+        const std::uint64_t border = huge_page - reinterpret_cast<std::uintptr_t>(bytes_.data()) % huge_page;
+        for (std::uint64_t& place : places_) place += border;
+    }
+
+    void fill(const FillPlan& plan, std::size_t job, Paths& paths) {
+        plan.fill(layout_, job, paths, worker_,
+                  [&](std::size_t tensor, std::uint64_t at) { return &bytes_[places_[tensor] + at]; });
+    }
+    /// Checks that all tensors have their values, and that nothing between them has changed.
+    void check() const {
+        Buffer want(bytes_.size(), untouched);
+        for (std::size_t i = 0; i < places_.size(); ++i)
+            if (layout_.extent(i).size > 0)
+                layout_.tensors[i].read(0, std::span(want).subspan(places_[i], layout_.extent(i).size));
+        CHECK(bytes_ == want);
+    }
+
+    static constexpr std::uint64_t huge_page = 2U << 20;
+
+private:
+    const Layout& layout_;
+    Buffer bytes_;
+    std::vector<std::uint64_t> places_;
+    Worker worker_;
+};
+
 void check_direct(const Layout& layout, const FillPlan& plan, Maker& maker) {
     Paths paths;
-    Worker worker;
-    Buffer memory(layout.size, untouched);
+    Targets targets(layout, maker.below(Targets::huge_page), [&] { return maker.below(300); });
     const std::uint64_t read_before = maker.bytes_read();
-    for (const std::size_t job : shuffled_jobs(plan, maker)) fill_in_place(plan, layout, job, paths, worker, memory);
+    for (const std::size_t job : shuffled_jobs(plan, maker)) targets.fill(plan, job, paths);
     CHECK(bytes_read(paths) == maker.bytes_read() - read_before);
-    CHECK(memory == expected(layout, untouched));
+    targets.check();
 }
 
 }  // namespace
@@ -217,6 +255,37 @@ TEST_CASE("memory of several huge pages is filled directly, whichever tensors cr
         const FillPlan plan(layout, 8U << 20, 1U << 20);
         check_direct(layout, plan, maker);
     }
+}
+
+TEST_CASE("the border of a huge page cuts no element, wherever a target begins") {
+    const Counted counted(4, 80'000);
+    const LazyTensor tensor("t", stored_run(Dtype::c128, {5'000}, counted.source(), 0));
+    std::vector<std::uint32_t> from;
+    const Layout layout = lay_out({tensor}, from);
+    const FillPlan plan(layout, 8U << 20, 2U << 20);
+    for (const std::uint64_t before : {1U, 8U, 255U, 256U, 257U, 40'007U, 79'999U}) {
+        CAPTURE(before);
+        Targets targets(layout, Targets::huge_page - before, [] { return 0U; });
+        Paths paths;
+        for (std::size_t job = 0; job < plan.jobs(); ++job) targets.fill(plan, job, paths);
+        targets.check();
+    }
+}
+
+TEST_CASE("a job that ends behind its last tensor does not touch the next one") {
+    const Counted counted(5, 4'100);
+    std::vector<LazyTensor> tensors = {{"swapped", stored_run(Dtype::u16, {2'000}, counted.source(), 0)},
+                                       {"next", stored_run(Dtype::u8, {100}, counted.source(), 4'000)}};
+    tensors[0] = {"swapped", tensors[0].stored(), Decoding{.byte_swap = true}};  // is gathered whole
+    std::vector<std::uint32_t> from;
+    const Layout layout = lay_out(tensors, from);
+    const FillPlan plan(layout, 4'096, 4'096);
+    REQUIRE(plan.jobs() == 2);
+    Targets targets(layout, Targets::huge_page - 2'000, [] { return 96U; });
+    Paths paths;
+    targets.fill(plan, 1, paths);
+    targets.fill(plan, 0, paths);
+    targets.check();
 }
 
 TEST_CASE("every byte of a tensor is written directly by exactly one job, and no other byte is") {

@@ -124,7 +124,7 @@ TEST_CASE("targets that the host can write to are filled without staging, wherev
         CAPTURE(static_cast<int>(kind));
         const LazyTensor tensor = maker.make(kind, 350'000).tensor;
         const auto value = value_of(tensor);
-        for (const std::uint64_t before : {0, 1, 4'097}) {
+        for (const std::uint64_t before : {0U, 1U, 4'097U}) {
             const auto untouched = std::byte{0xEE};
             std::vector<std::byte> own(before + tensor.nbytes() + 3, untouched);
             const CacheFixture cache(host, {.device_budget = 1'000, .staging_bytes = 100'000, .readers = 2});
