@@ -27,7 +27,7 @@ public:
     /// Returns true if handle() is the address of the first byte.
     virtual bool has_address() const noexcept { return true; }
     /// Returns the memory as this process can write to it, or an empty span if it cannot. If it is not empty, an
-    /// Uploader reads files directly into it, without staging.
+    /// Uploader reads files directly into it, without staging, when no work that is queued may still use it.
     virtual std::span<std::byte> host_bytes() const noexcept { return {}; }
     /// Returns true if DeviceQueue::map() gives the host this memory itself. Then an Uploader reads files directly into
     /// the memory of a bundle that shares it with no other one.
@@ -75,7 +75,7 @@ public:
     virtual void copy(DeviceMemory& to, std::uint64_t offset, const StagingBuffer& from, Extent part) = 0;
     /// Queues one copy of all `rows`, with the same rules.
     virtual void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) = 0;
-    /// Returns the position after all copies that are queued so far.
+    /// Returns the position after all copies that are queued so far, and after all events that the queue waits for.
     virtual std::shared_ptr<DeviceEvent> record() = 0;
     /// Lets the copies that are queued from now on happen after `event`. The event need not be kept.
     virtual void wait_for(const DeviceEvent& event) = 0;

@@ -142,12 +142,12 @@ public:
     ///
     /// Copies happen after the work that is in `after` now, if that is a stream. Returns when all tensors are read and
     /// their copies queued; the calling thread takes part in the reading. The event that it returns is done when the
-    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then. On the host, tensors are
-    /// read straight to their targets, without copies.
+    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then. Where the host can write
+    /// to all targets and no work may still use them, files are read straight into them, without slabs.
     ///
     /// Throws whatever reading throws, device_failed, and invalid_argument for a target that ends outside its memory,
     /// memory that this uploader lends, and a stream that is being captured. After an error of reading, no copy is in
-    /// progress, and some targets may have the new value, or a part of it.
+    /// progress, and the contents of the targets are undefined: some may have the new value, or a part of it.
     std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
     /// Makes the plan a standing order, in place of the one before; a plan without bundles ends it. From now on, each

@@ -192,7 +192,7 @@ private:
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     bool provide(Upload& upload, const Request& request, Space& space);
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
-    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, bool demanded);
+    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
     bool others_keep() const noexcept;
     void free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline);

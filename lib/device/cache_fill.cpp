@@ -44,8 +44,12 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
     require_foreign(targets);
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
-        if (after) queue.wait_for(*device_->record(after));
-        task->choose_way();
+        std::shared_ptr<DeviceEvent> before;
+        if (after) {
+            before = device_->record(after);
+            queue.wait_for(*before);
+        }
+        task->choose_way(before.get());
         if (task->jobs() > 0) {
             auto worker = readers_.borrow_worker();
             // Before prefetches. Not as a demand, because its copies may have to wait for work of the caller.

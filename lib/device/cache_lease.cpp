@@ -222,6 +222,7 @@ Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const R
 /// Gives an upload priority over those that nobody waits for, and over those of requests with less.
 void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request) {
     const bool was_demanded = upload->demanded.exchange(true);
+    if (!was_demanded) changed_.notify_all();  // it may be waiting for its turn to allocate
     const int before = std::exchange(upload->priority, std::max(upload->priority, request.priority));
     if (!upload->submitted || (was_demanded && before == upload->priority)) return;
     readers_.submit(upload, Readers::Lane::demand, upload->priority);

@@ -13,16 +13,18 @@ namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
 /// The turn of a thread to allocate from the device: a prefetch, which allocates again and again, waits until demands
-/// have their memory. A driver serves one thread at a time, and not always the one that came first.
+/// have their memory, or until somebody waits for it. A driver serves one thread at a time, and not always the one that
+/// came first.
 class Turn {
 public:
-    Turn(Budget& budget, bool demanded) : budget_(budget), demanded_(demanded) {
+    Turn(Budget& budget, const Upload& upload) : budget_(budget) {
         std::unique_lock lock(budget_.mutex);
-        if (demanded_) ++budget_.demands_allocating;
-        else budget_.changed.wait(lock, [&] { return budget_.demands_allocating == 0; });
+        budget_.changed.wait(lock, [&] { return budget_.demands_allocating == 0 || upload.demanded; });
+        is_demand_ = upload.demanded;
+        if (is_demand_) ++budget_.demands_allocating;
     }
     ~Turn() {
-        if (!demanded_) return;
+        if (!is_demand_) return;
         const std::lock_guard lock(budget_.mutex);
         if (--budget_.demands_allocating == 0) budget_.changed.notify_all();
     }
@@ -31,7 +33,7 @@ public:
 
 private:
     Budget& budget_;
-    const bool demanded_;
+    bool is_demand_ = false;
 };
 
 }  // namespace
@@ -132,7 +134,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
         heap_.coming(size);
         lock.unlock();
         try {
-            space.memory = allocate(size, upload.demanded);
+            space.memory = allocate(size, upload);
         } catch (...) {
             lock.lock();
             heap_.gone(size);
@@ -174,10 +176,13 @@ void Cache::free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline) {
 }
 
 /// Allocates device memory. If the device is full, frees what is kept, and tries once more.
-std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, bool demanded) {
-    try {
-        const Turn turn(*budget_, demanded);
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload) {
+    const auto allocate_in_turn = [&] {
+        const Turn turn(*budget_, upload);
         return device_->allocate(size);
+    };
+    try {
+        return allocate_in_turn();
     } catch (const Error& error) {
         if (error.code() != Errc::out_of_memory) throw;
     }
@@ -185,7 +190,7 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, bool demanded)
     free_kept(lock);
     while (others_keep()) free_of_others(lock, 0, Deadline::max());
     lock.unlock();
-    return device_->allocate(size);
+    return allocate_in_turn();
 }
 
 /// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until

@@ -54,16 +54,19 @@ FillTask::FillTask(Device& device, StagingRing& staging, Paths& paths, Readers& 
       plan_(std::move(plan)),
       places_(std::move(places)) {}
 
-void FillTask::choose_way() {
+void FillTask::choose_way(const DeviceEvent* before) {
     const auto can_write_to = [](const Place& place) {
         return place.memory->size() == 0 || !place.memory->host_bytes().empty();
     };
-    in_place_ = std::ranges::all_of(places_, can_write_to) && queue_.record()->done();
+    in_place_ =
+        std::ranges::all_of(places_, can_write_to) && (before == nullptr || before->done()) && queue_.record()->done();
 }
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
-    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(),
-                                        [&] { in_place_ ? fill_in_place(job, worker) : fill_staged(job, worker); });
+    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
+        if (in_place_) fill_in_place(job, worker);
+        else fill_staged(job, worker);
+    });
     if (!fault) return true;
     const std::lock_guard lock(mutex_);
     if (!fault_) fault_ = std::move(fault);

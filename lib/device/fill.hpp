@@ -22,17 +22,18 @@
 namespace safemap::SAFEMAP_ABI::device {
 
 /// The task that fills memory of the caller. Its tensors are laid out as those of a bundle are, so neighbours in a file
-/// are read together: straight to their targets, or to slabs, in which that layout exists, and from which each tensor
-/// is copied to its own target. Copies are in the bulk queue.
+/// are read together: straight to their targets, or to slabs, in which that layout exists. From a slab, each tensor is
+/// copied to its own target. Copies are in the bulk queue.
 class FillTask final : public Task {
 public:
     /// Throws invalid_argument if a target ends outside its memory.
     static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                           std::span<const FillTarget> targets, const FillSizes& sizes);
 
-    /// Chooses how jobs are done; call before the first one. When the host can write to all targets and nothing is in
-    /// the bulk queue, which may wait for work that uses them, they are read straight to. Throws device_failed.
-    void choose_way();
+    /// Chooses how jobs are done; call before the first one. Tensors are read straight to their targets if the host can
+    /// write to all of them, and nothing that is queued may still use them: `before`, if any, is done, and the bulk
+    /// queue has nothing left to do. Throws device_failed.
+    void choose_way(const DeviceEvent* before);
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
 

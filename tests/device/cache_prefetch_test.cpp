@@ -197,13 +197,38 @@ TEST_CASE("a prefetch gets no memory from the device while a demand gets its own
         all.push_back(tensors.back().tensor);
     }
     const Bytes other("other", wanted);
-    std::thread prefetches([&] { cache.prefetch(all); });
+    std::jthread prefetches([&] { cache.prefetch(all); });
     REQUIRE(soon([&] { return begun > 2; }));
     const Held held = cache.acquire(other.tensor);
     prefetches.join();
     CHECK(begun == 61);
     CHECK(in_between <= 1);  // one may have had its turn before
     CHECK(read_back(*fake, held[0]) == value_of(other.tensor));
+}
+
+TEST_CASE("a prefetch that somebody waits for meanwhile gets its memory as a demand does") {
+    const auto fake = std::make_shared<FakeDevice>();
+    std::atomic<int> begun = 0;
+    std::atomic<bool> go_on = false;
+    std::atomic<bool> in_time = false;
+    fake->on_allocation = [&](std::uint64_t size) {
+        ++begun;
+        if (size == 400'000) in_time = soon([&] { return go_on.load(); });
+    };
+    const Bytes first("first", 400'000);
+    const Bytes second("second", 300'000);
+    const CacheFixture cache(fake, {.device_budget = 100'000'000, .staging_bytes = 1_MiB, .readers = 1});
+    std::jthread demands([&] { cache.acquire(first.tensor); });
+    REQUIRE(soon([&] { return begun == 1; }));
+    std::jthread prefetches([&] { cache.prefetch(second.tensor); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(begun == 1);
+    const Held held = cache.acquire(second.tensor);
+    CHECK(begun == 2);
+    go_on = true;
+    demands.join();
+    CHECK(in_time);
+    CHECK(read_back(*fake, held[0]) == value_of(second.tensor));
 }
 
 TEST_CASE("a cancelled prefetch gives its memory back when its job is done, and acquire waits for just that") {
