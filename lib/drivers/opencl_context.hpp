@@ -30,7 +30,7 @@ public:
     std::uint64_t total_memory() const noexcept { return total_memory_; }
     /// Returns true if the device uses the memory of the host.
     bool has_unified_memory() const noexcept { return has_unified_memory_; }
-    /// Returns true if the device is the processor of the host.
+    /// Returns true if the device is a processor: usually the one of the host.
     bool is_cpu() const noexcept { return is_cpu_; }
 
     /// If `result` is an error: notes that the device failed, and throws device_failed. `call` is a literal.

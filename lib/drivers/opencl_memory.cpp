@@ -72,7 +72,8 @@ OpenclMemory::OpenclMemory(std::shared_ptr<OpenclContext> context, ClMemory buff
 
 /// Allocates memory that all queues can use when this returns.
 ClResult OpenclMemory::allocate() {
-    return context_->is_cpu() && size_ >= huge_page ? allocate_in_huge_pages() : allocate_on_device();
+    const bool is_host_memory = context_->is_cpu() && context_->has_unified_memory();
+    return is_host_memory && size_ >= huge_page ? allocate_in_huge_pages() : allocate_on_device();
 }
 
 /// Makes a buffer of memory of this process. A processor uses that itself. Its pages are first touched while a tensor

@@ -246,12 +246,11 @@ TEST_CASE("OpenCL: a buffer that a program retains outlives its memory, and take
     CHECK(bytes_of(*device, *device->borrow(buffer, 4_MiB)) == Data(4_MiB, std::byte{8}));
     const auto is_there = [&] {
         unsigned char resident = 0;
-        const auto page = reinterpret_cast<std::uintptr_t>(mapped.data() + 2_MiB) / 4096 * 4096;
-        return ::mincore(reinterpret_cast<void*>(page), 1, &resident) == 0;
+        return ::mincore(mapped.data() + 2_MiB, 1, &resident) == 0;
     };
     CHECK(is_there());
     require(caller.api.clReleaseMemObject(buffer));
-    CHECK_FALSE(is_there());
+    CHECK(soon([&] { return !is_there(); }));  // the callback may be of another thread
 }
 
 TEST_CASE("OpenCL: a copy waits for an event of a caller's queue, and the other queue goes on") {
