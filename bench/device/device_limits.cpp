@@ -239,9 +239,9 @@ void small_tensors(const Options& options) {
     measure::print_at_most(many + "copies to a staged device", copies, 10);
 }
 
-/// A way to want small bundles: how many at once, and how to get them.
-struct Wish {
-    std::string name;
+/// A way to demand small bundles: how many at once, and how to get them.
+struct Demand {
+    const char* name;
     std::size_t count;
     void (*get)(Uploader& uploader, std::span<const Bundle> bundles);
 };
@@ -260,11 +260,11 @@ void get_by_tickets(Uploader& uploader, std::span<const Bundle> bundles) {
     for (Ticket& ticket : tickets) ticket.wait();
 }
 
-const Wish demand = {"64 KiB during a prefetch, ", 1, get_one};
-const Wish wishes[] = {demand, {"64 KiB with a deadline, ", 1, get_in_time}, {"8 tickets, ", 8, get_by_tickets}};
+const Demand one = {"64 KiB during a prefetch, ", 1, get_one};
+const Demand demands[] = {one, {"64 KiB with a deadline, ", 1, get_in_time}, {"8 tickets, ", 8, get_by_tickets}};
 
-/// Wants small bundles one after the other while the layers are on their way, by as many readers as Uploader chooses.
-void want(const Options& options, const Model& model, To to, const Wish& wish) {
+/// Demands small bundles one after the other while the layers are on their way. Uploader chooses how many readers.
+void measure_demand(const Options& options, const Model& model, To to, const Demand& demand) {
     Sample medians, most;
     for (int round = 0; round < options.rounds; ++round) {
         const double blocks = static_cast<double>(model.bytes) / static_cast<double>(block);
@@ -274,9 +274,9 @@ void want(const Options& options, const Model& model, To to, const Wish& wish) {
         const auto small = layers::small_bundles(uploader);
         uploader.prefetch(layers);
         Sample times;
-        for (std::size_t i = 0; i + wish.count <= small.size(); i += wish.count) {
-            const std::span some(&small[i], wish.count);
-            const double time = measure::seconds([&] { wish.get(uploader, some); });
+        for (std::size_t i = 0; i + demand.count <= small.size(); i += demand.count) {
+            const std::span some(&small[i], demand.count);
+            const double time = measure::seconds([&] { demand.get(uploader, some); });
             if (uploader.try_acquire(layers.back())) break;
             times.add(time / unit);
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -286,8 +286,8 @@ void want(const Options& options, const Model& model, To to, const Wish& wish) {
         most.add(times.most());
     }
     if (medians.empty()) return;
-    measure::print_at_most(wish.name + text(to) + ", median, blocks of 8 MiB", medians, 2);
-    measure::print_at_most(wish.name + text(to) + ", most of a round, blocks", most, 2);
+    measure::print_at_most(demand.name + text(to) + ", median, blocks of 8 MiB", medians, 2);
+    measure::print_at_most(demand.name + text(to) + ", most of a round, blocks", most, 2);
 }
 
 void peak_memory(const Model& model, To to) {
@@ -331,7 +331,7 @@ void run_opencl(const Options& options, const Model& model) {
     first_pass(options, model, To::opencl);
     later_passes(options, model, To::opencl);
     fills(options, model, To::opencl);
-    want(options, model, To::opencl, demand);
+    measure_demand(options, model, To::opencl, one);
 }
 
 void run(const Options& options) {
@@ -349,7 +349,7 @@ void run(const Options& options) {
     shared_budget(options, model);
     stream(options, model);
     for (const To to : {To::host, To::ring})
-        for (const Wish& wish : wishes) want(options, model, to, wish);
+        for (const Demand& demand : demands) measure_demand(options, model, to, demand);
     run_opencl(options, model);
 }
 

@@ -1,6 +1,6 @@
-// A device that is as different from the host as possible: its memory has no addresses, and its copies take time on
-// another thread. It detects writes to a staging buffer whose copy is not done, copies that reach outside, and memory
-// that is freed while it is copied to.
+// A device that is as different from the host as possible, unless a test says otherwise. The host cannot write to its
+// memory, which has no addresses, and its copies take time on another thread. It detects writes to a staging buffer
+// whose copy is not done, copies that reach outside, and memory that is freed while it is copied to.
 #pragma once
 
 #include <safemap/device.hpp>
