@@ -47,7 +47,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(std::span<const FillTarget> targets, Na
         std::shared_ptr<DeviceEvent> before;
         if (after) {
             before = device_->record(after);
-            queue.wait_for(*before);
+            if (!before->done()) queue.wait_for(*before);
         }
         task->choose_way(before.get());
         if (task->jobs() > 0) {

@@ -13,14 +13,16 @@ namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
 /// The turn of a thread to allocate from the device: a prefetch, which allocates again and again, waits until demands
-/// have their memory, or until somebody waits for it. A driver serves one thread at a time, and not always the one that
-/// came first.
+/// have their memory, or until somebody waits for it or cancels it. A driver serves one thread at a time, and not
+/// always the one that came first.
 class Turn {
 public:
     Turn(Budget& budget, const Upload& upload) : budget_(budget) {
         std::unique_lock lock(budget_.mutex);
-        budget_.changed.wait(lock, [&] { return budget_.demands_allocating == 0 || upload.demanded; });
-        is_demand_ = upload.demanded;
+        budget_.changed.wait(lock,
+                             [&] { return budget_.demands_allocating == 0 || upload.demanded || upload.cancelled; });
+        has_come_ = !upload.cancelled;
+        is_demand_ = upload.demanded && has_come_;
         if (is_demand_) ++budget_.demands_allocating;
     }
     ~Turn() {
@@ -31,8 +33,12 @@ public:
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
+    /// Returns false if the upload was cancelled before.
+    bool has_come() const noexcept { return has_come_; }
+
 private:
     Budget& budget_;
+    bool has_come_ = false;
     bool is_demand_ = false;
 };
 
@@ -143,6 +149,11 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
         }
         lock.lock();
     }
+    if (!space.memory) {
+        heap_.gone(size);
+        changed_.notify_all();
+        return true;
+    }
     if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
         heap_.keep(std::move(space));
         changed_.notify_all();
@@ -175,11 +186,12 @@ void Cache::free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline) {
     lock.lock();
 }
 
-/// Allocates device memory. If the device is full, frees what is kept, and tries once more.
+/// Allocates device memory, unless the upload is cancelled before its turn. If the device is full, frees what is kept,
+/// and tries once more.
 std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload) {
     const auto allocate_in_turn = [&] {
         const Turn turn(*budget_, upload);
-        return device_->allocate(size);
+        return turn.has_come() ? device_->allocate(size) : nullptr;
     };
     try {
         return allocate_in_turn();

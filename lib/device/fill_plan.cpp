@@ -60,6 +60,7 @@ std::uint64_t end_of_part(const Layout& layout, Extent range, std::uint64_t at, 
                           const std::byte* address) {
     const std::uint64_t rest = drivers::huge_page - reinterpret_cast<std::uintptr_t>(address) % drivers::huge_page;
     // Tensors begin at such places in the layout, so this one is between two elements, wherever the tensor itself lies.
+    // It may be up to 255 bytes beyond the border of the huge page.
     const std::uint64_t end = (at + rest + place_alignment - 1) / place_alignment * place_alignment;
     if (end >= range.end()) return range.end();
     while (layout.extent(tensor).end() <= end) ++tensor;

@@ -220,15 +220,45 @@ TEST_CASE("a prefetch that somebody waits for meanwhile gets its memory as a dem
     const CacheFixture cache(fake, {.device_budget = 100'000'000, .staging_bytes = 1_MiB, .readers = 1});
     std::jthread demands([&] { cache.acquire(first.tensor); });
     REQUIRE(soon([&] { return begun == 1; }));
-    std::jthread prefetches([&] { cache.prefetch(second.tensor); });
+    const BundlePtr wanted = cache.bundle(second.tensor);
+    std::jthread prefetches([&] { cache.prefetch(wanted); });
+    REQUIRE(soon([&] { return wanted->groups.front()->word.state() == device::Word::State::arriving; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(begun == 1);
-    const Held held = cache.acquire(second.tensor);
+    const Held held = cache.acquire(wanted);
     CHECK(begun == 2);
     go_on = true;
     demands.join();
     CHECK(in_time);
     CHECK(read_back(*fake, held[0]) == value_of(second.tensor));
+}
+
+TEST_CASE("a prefetch that is cancelled while it waits for its turn gets no memory, and leaves its room to others") {
+    const auto fake = std::make_shared<FakeDevice>();
+    std::atomic<int> begun = 0;
+    std::atomic<bool> go_on = false;
+    std::atomic<bool> in_time = false;
+    fake->on_allocation = [&](std::uint64_t size) {
+        ++begun;
+        if (size == 400'000) in_time = soon([&] { return go_on.load(); });
+    };
+    const Bytes first("first", 400'000);
+    const Bytes ahead("ahead", 300'000);
+    const Bytes urgent("urgent", 500'000);
+    const CacheFixture cache(fake, {.device_budget = 1'000'000, .staging_bytes = 1_MiB, .readers = 1});
+    std::jthread demands([&] { cache.acquire(first.tensor); });
+    REQUIRE(soon([&] { return begun == 1; }));
+    const BundlePtr prefetched = cache.bundle(ahead.tensor);
+    std::jthread prefetches([&] { cache.prefetch(prefetched); });
+    REQUIRE(soon([&] { return prefetched->groups.front()->word.state() == device::Word::State::arriving; }));
+    const Held held = cache.acquire(urgent.tensor);
+    prefetches.join();
+    CHECK(begun == 2);
+    go_on = true;
+    demands.join();
+    CHECK(in_time);
+    CHECK(fake->peak <= 1'000'000);
+    CHECK(read_back(*fake, held[0]) == value_of(urgent.tensor));
 }
 
 TEST_CASE("a cancelled prefetch gives its memory back when its job is done, and acquire waits for just that") {
@@ -281,10 +311,12 @@ TEST_CASE("a prefetch arrives, even if an acquire that joined it was refused bef
     const Bytes large("large", 100);
     const BundlePtr prefetched = cache.bundle(ahead.tensor);
     const BundlePtr refused = cache.bundle({ahead.tensor, large.tensor});
+    const BundlePtr wanted = cache.bundle(urgent.tensor);
     leaving.counted.hold();
     cache.prefetch(leaving.tensor);
     REQUIRE(soon([&] { return leaving.counted.reads() == 1; }));
-    auto acquires = std::async(std::launch::async, [&] { cache.acquire(urgent.tensor); });
+    auto acquires = std::async(std::launch::async, [&] { cache.acquire(wanted); });
+    REQUIRE(soon([&] { return wanted->groups.front()->word.state() == device::Word::State::arriving; }));
     CHECK_FALSE(is_ready(acquires));
     auto prefetches = std::async(std::launch::async, [&] { cache.prefetch(prefetched); });
     static_cast<void>(is_ready(prefetches));

@@ -111,8 +111,9 @@ TEST_CASE("at the deadline acquire throws, and the upload goes on as a prefetch"
 
     world.uploader->evict(bundle);
     bytes.counted.hold();
-    ticket = world.uploader->request(bundle, within(5));
-    std::this_thread::sleep_for(std::chrono::milliseconds(6));
+    const Request brief = within(500);
+    ticket = world.uploader->request(bundle, brief);
+    std::this_thread::sleep_until(brief.deadline);
     CHECK_FAULT(ticket.wait(), Errc::deadline_passed);
     bytes.counted.go_on();
     CHECK(soon([&] { return world.uploader->try_acquire(bundle).has_value(); }));
