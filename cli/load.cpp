@@ -136,9 +136,8 @@ public:
         add_parsed(app, "--rank", rank_, parse_rank,
                    "load only the rows of rank r of N, split along dimension 0 as torch.chunk splits")
             ->type_name("r/N");
-        app.add_option("--repeat", repeat_, "number of passes (default: 1)")
-            ->type_name("N")
-            ->check(CLI::Range(1U, 1'000'000U).description(""));
+        const auto passes = [](std::string_view text) { return parse_count(text, 1'000'000); };
+        add_parsed(app, "--repeat", repeat_, passes, "number of passes (default: 1)")->type_name("N");
     }
 
     int run(Console& console) override {
@@ -146,36 +145,46 @@ public:
         const std::shared_ptr<Device> device = Device::open(device_);
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         require_selection({checkpoint}, common);
-        LoadReport report = load(console, device, checkpoint.select(common.selection()));
-        report.peak_anon_bytes = memory.bytes();
+        const LoadReport report = load(console, device, checkpoint.select(common.selection()), memory);
         if (console.json()) console.result(as_json(report, digest_));
         else console.result(as_text(report, device_));
         return 0;
     }
 
 private:
-    LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& chosen) const {
+    LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& chosen,
+                    MemoryPeak& memory) const {
+        try {
+            return measure(console, device, chosen, memory);
+        } catch (Error& error) {
+            if (!error.tensor().empty()) error.with_path(path_);
+            throw;
+        }
+    }
+
+    LoadReport measure(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& chosen,
+                       MemoryPeak& memory) const {
         UploadOptions options = upload_;
         options.readers = common.open.work.threads;
         ProgressBar bar(console);
         Uploader uploader(device, chosen, options);
         LoadReport report{.tensors = chosen.size()};
-        Progress progress{.stage = "loading", .bytes_total = chosen.total_bytes() * repeat_};
         std::vector<LazyTensor> tensors(chosen.begin(), chosen.end());
         if (rank_) tensors = rows_of(tensors, *rank_);
+        for (const LazyTensor& tensor : tensors) report.bytes += tensor.nbytes();
+        Progress progress{.stage = "loading", .bytes_total = report.bytes * repeat_};
         std::vector<std::string> digests(tensors.size());
 
         const Bundles bundles(uploader, tensors, options.device_budget);
-        follow(uploader, {.order = bundles.all(), .cyclic = repeat_ > 1});
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
+            if (pass == 0 || last) follow(uploader, {.order = bundles.all(), .cyclic = !last});
             std::size_t i = 0;  // in `tensors`
             for (const Bundle& bundle : bundles.all()) {
                 const Lease lease = uploader.acquire(bundle);
                 for (const DeviceTensor& tensor : lease.tensors()) {
-                    if (last) report.bytes += tensor.nbytes();
                     if (last && digest_) digests[i] = digest(*device, tensor);
-                    progress.bytes_done += chosen.tensor(i++).nbytes();
+                    progress.bytes_done += tensors[i++].nbytes();
                 }
                 bar.show(progress);
             }
@@ -185,6 +194,7 @@ private:
                 report.digests.emplace_back(named.name, digests[named.tensor]);
         report.stats = uploader.stats();
         report.seconds = bar.seconds();
+        report.peak_anon_bytes = memory.bytes();  // while tensors are there
         return report;
     }
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <string_view>
+#include <system_error>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,7 +30,12 @@ std::uint64_t anonymous_bytes() {
     return kibibytes * 1024;
 }
 
-MemoryPeak::MemoryPeak() : thread_([this] { watch(); }) {}
+MemoryPeak::MemoryPeak() {
+    try {
+        thread_ = std::thread([this] { watch(); });
+    } catch (const std::system_error&) {  // there is no thread to spare, and bytes() still looks
+    }
+}
 
 MemoryPeak::~MemoryPeak() {
     {
@@ -37,7 +43,7 @@ MemoryPeak::~MemoryPeak() {
         over_ = true;
     }
     wake_.notify_one();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
 }
 
 std::uint64_t MemoryPeak::bytes() {

@@ -13,7 +13,8 @@ namespace safemap::cli {
 /// Returns 0 if /proc does not have it.
 std::uint64_t anonymous_bytes();
 
-/// Samples anonymous_bytes() every 10 ms on its own thread, which the destructor joins.
+/// Samples anonymous_bytes() every 10 ms on its own thread, which the destructor joins. If no thread can be started, it
+/// samples in bytes() only.
 class MemoryPeak {
 public:
     MemoryPeak();

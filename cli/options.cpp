@@ -12,9 +12,9 @@ constexpr unsigned most_threads = 1024;
 void CommonOptions::declare(CLI::App& app) {
     app.add_flag("--json", json, "print one JSON object to stdout, also for an error");
     app.add_flag("--quiet", quiet, "print nothing but errors");
-    app.add_option("--threads", open.work.threads, "number of worker threads (default: chosen automatically)")
-        ->type_name("N")
-        ->check(CLI::Range(1U, most_threads).description(""));
+    const auto threads = [](std::string_view text) { return parse_count(text, most_threads); };
+    add_parsed(app, "--threads", open.work.threads, threads, "number of worker threads (default: chosen automatically)")
+        ->type_name("N");
     add_parsed(app, "--policy", open.policy, parse_policy,
                "how strictly files are read: compatible (default), strict or lenient")
         ->type_name("POLICY");

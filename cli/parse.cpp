@@ -137,6 +137,14 @@ StructurePolicy parse_structure(std::string_view text) {
     refuse(text, "a structure policy: auto, keep or drop");
 }
 
+unsigned parse_count(std::string_view text, unsigned most) {
+    std::string_view rest = text;
+    const auto number = take_number(rest);
+    if (!number || !rest.empty() || *number == 0 || *number > most)
+        refuse(text, fmt::format("a whole number from 1 to {}", most));
+    return static_cast<unsigned>(*number);
+}
+
 double parse_tolerance(std::string_view text) {
     double number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -28,6 +28,9 @@ IndexStyle parse_index_style(std::string_view text);
 StructurePolicy parse_structure(std::string_view text);
 DigestAlgorithm parse_digest_algorithm(std::string_view text);
 
+/// Returns a whole number from 1 to `most`.
+unsigned parse_count(std::string_view text, unsigned most);
+
 /// Returns a number such as "1e-5", finite and not negative.
 double parse_tolerance(std::string_view text);
 

@@ -159,7 +159,7 @@ public:
     /// holds the slot. A pass then uploads S - (B - W) bytes: S is the size of all bundles, B the budget, and W the
     /// size of the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their
     /// groups stay first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is
-    /// used next.
+    /// used next, and what is on the device already stays until it is used, as far as two bundles fit beside it.
     ///
     /// Other bundles can still be acquired. Memory that the plan uses goes last.
     ///

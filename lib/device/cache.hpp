@@ -179,6 +179,7 @@ private:
 
     // Plans.
     void adopt(const Split& split, Trash& trash);
+    void keep_until_use() noexcept;
     void pass(const BundleData& bundle) noexcept;
     void advance(Uploads& begun, Trash& trash) noexcept;
     bool may_take_slot(const Group& group, std::size_t steps) const noexcept;

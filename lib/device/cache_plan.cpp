@@ -64,6 +64,30 @@ void Cache::adopt(const Split& chosen, Trash& trash) {
         }
         evict(*group.holding, trash);
     }
+    if (plan_ && !plan_->cyclic()) keep_until_use();
+}
+
+/// Lets the groups of a plan that are on the device already stay there until they are used. Those that are used last
+/// make way, if otherwise two absent ones would not fit when the first absent one is due.
+void Cache::keep_until_use() noexcept {
+    const auto is_absent = [](const Group* group) { return group->word.state() == State::absent; };
+    std::uint64_t largest = 0;
+    std::uint64_t second = 0;
+    for (const Group* const group : plan_->groups()) {
+        if (!is_absent(group)) continue;
+        second = std::max(second, std::min(largest, group->layout.size));
+        largest = std::max(largest, group->layout.size);
+    }
+    std::uint64_t room = residency_.budget() - std::min(residency_.budget(), largest + second);
+    bool is_due = false;
+    for (Group* const group : plan_->groups()) {
+        is_due = is_due || is_absent(group);
+        if (is_due) {
+            if (is_absent(group) || group->layout.size > room) continue;
+            room -= group->layout.size;
+        }
+        group->used.store(now(), std::memory_order_relaxed);
+    }
 }
 
 void Cache::reached(const BundleData& bundle) {

@@ -118,10 +118,11 @@ bool CudaDevice::is_capturing(NativeStream stream) const {
     return status != CuCaptureStatus::none;
 }
 
-/// Returns the number of devices. Throws no_such_device if the driver does not work.
+/// Returns the number of devices. Throws no_such_device if there is no driver, or it does not work.
 int count_devices() {
     const CudaDriver& driver = cuda_driver();
-    if (driver.library.state == LibraryState::absent) return 0;
+    if (driver.library.state == LibraryState::absent)
+        throw Error(Errc::no_such_device, "there is no CUDA driver: " + driver.library.fault);
     const auto broken = [](const std::string& why) {
         return Error(Errc::no_such_device, "the CUDA driver does not work: " + why);
     };

@@ -99,22 +99,28 @@ bool OpenclDevice::is_capturing(NativeStream stream) const {
 
 Error broken(const std::string& why) { return {Errc::no_such_device, "OpenCL does not work: " + why}; }
 
+Error failed(const std::string& call, ClResult result) {
+    const std::string why = call + ": " + text(result);
+    if (result != ClResult::out_of_host_memory) return broken(why);
+    return {Errc::out_of_memory, "the host has no memory to start OpenCL: " + why};
+}
+
 std::vector<ClPlatform> platforms_of(const OpenclApi& api) {
     std::uint32_t count = 0;
     ClResult result = api.clGetPlatformIDs(0, nullptr, &count);
     if (result == ClResult::platform_not_found || (result == ClResult::success && count == 0)) return {};
     std::vector<ClPlatform> platforms(count);
     if (result == ClResult::success) result = api.clGetPlatformIDs(count, platforms.data(), nullptr);
-    if (result != ClResult::success) throw broken("clGetPlatformIDs: " + text(result));
+    if (result != ClResult::success) throw failed("clGetPlatformIDs", result);
     return platforms;
 }
 
 /// Returns the devices of all platforms. A platform that does not work has none. Throws no_such_device if there is no
-/// device.
+/// device, and out_of_memory if that is the reason.
 std::vector<ClDevice> all_devices(const OpenclDriver& driver) {
     if (!driver.library) throw broken(driver.library.fault);
     std::vector<ClDevice> all;
-    std::string fault = "no implementation is installed";
+    Error fault = broken("no implementation is installed");
     for (ClPlatform const platform : platforms_of(driver.api)) {
         std::uint32_t count = 0;
         ClResult result = driver.api.clGetDeviceIDs(platform, cl_device_type_all, 0, nullptr, &count);
@@ -122,9 +128,9 @@ std::vector<ClDevice> all_devices(const OpenclDriver& driver) {
         if (!devices.empty())
             result = driver.api.clGetDeviceIDs(platform, cl_device_type_all, count, devices.data(), nullptr);
         if (result == ClResult::success) all.insert(all.end(), devices.begin(), devices.end());
-        else fault = "clGetDeviceIDs: " + text(result);
+        else fault = failed("clGetDeviceIDs", result);
     }
-    if (all.empty()) throw broken(fault);
+    if (all.empty()) throw fault;
     return all;
 }
 
@@ -163,7 +169,7 @@ std::shared_ptr<Device> open_opencl(const OpenclDriver& driver, std::string_view
     require_version(driver.api, device);
     ClResult result = ClResult::success;
     ClContext const context = driver.api.clCreateContext(nullptr, 1, &device, nullptr, nullptr, &result);
-    if (result != ClResult::success) throw broken("clCreateContext: " + text(result));
+    if (result != ClResult::success) throw failed("clCreateContext", result);
     // The device retains its context.
     const auto release = [&](ClContext made) { driver.api.clReleaseContext(made); };
     const std::unique_ptr<ClContextObject, decltype(release)> owner(context, release);

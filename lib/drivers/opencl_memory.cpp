@@ -116,7 +116,7 @@ void OpenclMemory::throw_out_of_memory(ClResult result) const {
                                          bytes_text(size_) + ": " + text(result) +
                                          "; the largest allocation of the device is " +
                                          bytes_text(context_->largest_allocation()));
-    if (size_ > context_->largest_allocation()) error.with_hint("Make smaller bundles.");
+    if (size_ > context_->largest_allocation()) error.with_hint("Load smaller bundles, or slices of large tensors.");
     throw error;
 }
 

@@ -81,6 +81,15 @@ TEST_SUITE("parse") {
         }
     }
 
+    TEST_CASE("a count is a whole number from 1 on") {
+        CHECK(parse_count("1", 10) == 1);
+        CHECK(parse_count("10", 10) == 10);
+        for (const char* text : {"", "0", "11", "1.5", "-1", "+1", " 1", "1 ", "many", "99999999999999999999"}) {
+            CAPTURE(text);
+            CHECK_FAULT(parse_count(text, 10), Errc::invalid_argument);
+        }
+    }
+
     TEST_CASE("a rank is below the number of ranks") {
         CHECK(parse_rank("0/1").of == 1);
         CHECK(parse_rank("7/8").number == 7);

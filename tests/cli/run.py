@@ -1629,6 +1629,28 @@ class Load(Case):
         self.assertEqual((told['tensors'], told['bytes'], told['uploaded_bytes']), (5, 72, 72))
         tight = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3', '--budget', '24')
         self.assertGreater(tight['uploaded_bytes'], 72)
+        self.assertLessEqual(tight['uploaded_bytes'], 3 * 72)
+
+    def test_a_pass_uploads_what_does_not_stay_and_the_last_one_nothing_ahead(self):
+        mib = 1 << 20
+        (self.folder / 'equal.safetensors').write_bytes(
+            safetensors([(f'w.{i}', 'U8', [mib], bytes(mib)) for i in range(8)]))
+        for tensors in range(2, 7):  # that the budget has room for
+            told = self.done('load', 'equal.safetensors', '--device', 'host', '--repeat', '4', '--budget',
+                             str(tensors * mib))
+            self.assertEqual((told['bytes'], told['uploaded_bytes']), (8 * mib, (8 + 3 * (10 - tensors)) * mib))
+            self.assertGreaterEqual(told['peak_anon_bytes'], told['peak_device_bytes'])
+
+    def test_an_error_of_a_tensor_names_the_file(self):
+        error = self.refused('budget_exceeded', 2, 'load', 'small.safetensors', '--device', 'host', '--budget', '23')
+        self.assertEqual((error['path'], error['tensor']), ('small.safetensors', 'layers.0.w'))
+        (self.folder / 'f4.safetensors').write_bytes(safetensors([('y', 'F4', [2, 1], b'\0')]))
+        error = self.refused('partial_byte_slice', 2, 'load', 'f4.safetensors', '--device', 'host', '--rank', '0/2')
+        self.assertEqual((error['path'], error['tensor']), ('f4.safetensors', 'y'))
+
+    def test_a_number_of_passes_is_whole(self):
+        error = self.refused('invalid_argument', 2, 'load', 'small.safetensors', '--device', 'host', '--repeat', '1.5')
+        self.assertEqual(error['message'], "--repeat: '1.5' is not a whole number from 1 to 1000000")
 
     def test_every_pass_under_half_of_the_size_has_the_right_digests(self):
         random = Random(19)

@@ -404,6 +404,7 @@ TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
     const auto error = error_of([] { Device::open("cuda:0"); });
     REQUIRE(error);
     CHECK(error->code() == Errc::no_such_device);
-    CHECK(error->message() == "no device 'cuda:0'; available: host");
+    CHECK(error->message().starts_with("no device 'cuda:0': there is no CUDA driver: libcuda.so.1: "));
+    CHECK(error->message().ends_with("; available: host"));
     CHECK(safemap::drivers::list_cuda().empty());
 }

@@ -208,6 +208,30 @@ TEST_CASE("a plan that is not cyclic uploads each bundle once, ahead of its use,
     for (const Bytes& tensor : model.tensors) CHECK(tensor.counted.bytes() == 100);
 }
 
+TEST_CASE("the last pass of a cycle, as a plan that is not cyclic, uploads nothing for a next one") {
+    for (const std::uint64_t budget : {200, 300, 500, 700, 1000}) {
+        CAPTURE(budget);
+        Model model(std::vector<std::uint64_t>(10, 100), budget);
+        for (std::size_t pass = 0; pass < 4; ++pass) {
+            if (pass == 0 || pass == 3) model.uploader.follow({.order = model.layers, .cyclic = pass < 3});
+            for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
+        }
+        const std::uint64_t a_pass = budget == 1000 ? 0 : 1000 - (budget - 200);  // S - (B - W)
+        CHECK(model.uploaded() == 1000 + 3 * a_pass);
+        CHECK(model.uploader.stats().peak_device_bytes <= budget);
+    }
+}
+
+TEST_CASE("a plan that is not cyclic keeps what is there until it is used, as far as two others fit beside it") {
+    Model model(std::vector<std::uint64_t>(10, 100), 500);
+    for (std::size_t i = 5; i < 10; ++i) CHECK_OK(model.uploader.acquire(model.layers[i]));
+    model.uploader.follow({.order = model.layers, .cyclic = false});
+    for (const std::size_t i : {0, 1}) CHECK(soon([&] { return model.tensors[i].counted.reads() == 1; }));
+    for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
+    for (std::size_t i = 0; i < 10; ++i) CHECK(model.tensors[i].counted.bytes() == (i < 8 ? 100 : 200));
+    CHECK(model.uploader.stats().peak_device_bytes <= 500);
+}
+
 TEST_CASE("bundles outside a plan can be acquired while it is followed, and the plan recovers") {
     Model model(std::vector<std::uint64_t>(10, 100), 500);
     const Bytes large("large", 450);

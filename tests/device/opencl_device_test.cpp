@@ -84,6 +84,17 @@ TEST_CASE("OpenCL: without a library that works there is no device, and the erro
     }
 }
 
+TEST_CASE("OpenCL: a host without memory is no missing device") {
+    if (!available()) return;
+    OpenclDriver driver = opencl_driver();
+    driver.api.clGetDeviceIDs = [](auto...) { return ClResult::out_of_host_memory; };
+    CHECK(list_opencl(driver).empty());
+    const auto error = error_of([&] { open_opencl(driver, "0"); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::out_of_memory);
+    CHECK(error->message().ends_with("clGetDeviceIDs: CL_OUT_OF_HOST_MEMORY"));
+}
+
 TEST_CASE("OpenCL: copies of both queues arrive byte for byte, at any offset") {
     if (!available()) return;
     const auto device = Device::open("opencl");
