@@ -209,7 +209,7 @@ TEST_CASE("a plan that is not cyclic uploads each bundle once, ahead of its use,
 }
 
 TEST_CASE("the last pass of a cycle, as a plan that is not cyclic, uploads nothing for a next one") {
-    for (const std::uint64_t budget : {200, 300, 500, 700, 1000}) {
+    for (const std::uint64_t budget : {200U, 300U, 500U, 700U, 1000U}) {
         CAPTURE(budget);
         Model model(std::vector<std::uint64_t>(10, 100), budget);
         for (std::size_t pass = 0; pass < 4; ++pass) {
@@ -226,7 +226,7 @@ TEST_CASE("a plan that is not cyclic keeps what is there until it is used, as fa
     Model model(std::vector<std::uint64_t>(10, 100), 500);
     for (std::size_t i = 5; i < 10; ++i) CHECK_OK(model.uploader.acquire(model.layers[i]));
     model.uploader.follow({.order = model.layers, .cyclic = false});
-    for (const std::size_t i : {0, 1}) CHECK(soon([&] { return model.tensors[i].counted.reads() == 1; }));
+    for (const std::size_t i : {0U, 1U}) CHECK(soon([&] { return model.tensors[i].counted.reads() == 1; }));
     for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
     for (std::size_t i = 0; i < 10; ++i) CHECK(model.tensors[i].counted.bytes() == (i < 8 ? 100 : 200));
     CHECK(model.uploader.stats().peak_device_bytes <= 500);
