@@ -71,14 +71,10 @@ void Cache::adopt(const Split& chosen, Trash& trash) {
 /// make way, if otherwise two absent ones would not fit when the first absent one is due.
 void Cache::keep_until_use() noexcept {
     const auto is_absent = [](const Group* group) { return group->word.state() == State::absent; };
-    std::uint64_t largest = 0;
-    std::uint64_t second = 0;
-    for (const Group* const group : plan_->groups()) {
-        if (!is_absent(group)) continue;
-        second = std::max(second, std::min(largest, group->layout.size));
-        largest = std::max(largest, group->layout.size);
-    }
-    std::uint64_t room = residency_.budget() - std::min(residency_.budget(), largest + second);
+    Window window;
+    for (const Group* const group : plan_->groups())
+        if (is_absent(group)) window.add(group->layout.size);
+    std::uint64_t room = residency_.budget() - std::min(residency_.budget(), window.bytes());
     bool is_due = false;
     for (Group* const group : plan_->groups()) {
         is_due = is_due || is_absent(group);

@@ -26,14 +26,10 @@ std::uint64_t stays_of(const std::vector<Fate>& groups) {
 
 /// Returns the sizes of the two largest groups that have to share slots.
 std::uint64_t window_of(const std::vector<Fate>& groups) {
-    std::uint64_t largest = 0;
-    std::uint64_t second = 0;
-    for (const Fate& group : groups) {
-        if (group.stays || !group.alone) continue;
-        second = std::max(second, std::min(largest, group.bytes));
-        largest = std::max(largest, group.bytes);
-    }
-    return checked_add(largest, second).value_or(std::numeric_limits<std::uint64_t>::max());
+    Window window;
+    for (const Fate& group : groups)
+        if (!group.stays && group.alone) window.add(group.bytes);
+    return window.bytes();
 }
 
 /// Lets groups stay that are used together with others, the first ones first. Returns the bytes that are left.
@@ -109,6 +105,10 @@ bool keep_more(std::vector<Fate>& groups, std::uint64_t room) {
 }
 
 }  // namespace
+
+std::uint64_t Window::bytes() const noexcept {
+    return checked_add(largest_, second_).value_or(std::numeric_limits<std::uint64_t>::max());
+}
 
 Split split(std::vector<Fate> groups, std::uint64_t budget) {
     Split result;

@@ -3,6 +3,7 @@
 
 #include "device/group.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,21 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
+
+/// Memory for the two largest of some groups: one is used while the next one arrives.
+class Window {
+public:
+    void add(std::uint64_t bytes) noexcept {
+        second_ = std::max(second_, std::min(largest_, bytes));
+        largest_ = std::max(largest_, bytes);
+    }
+    /// Returns the sum of the two, at most 2^64 - 1.
+    std::uint64_t bytes() const noexcept;
+
+private:
+    std::uint64_t largest_ = 0;
+    std::uint64_t second_ = 0;
+};
 
 /// The decision of a plan about one group.
 struct Fate {

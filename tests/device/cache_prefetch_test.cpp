@@ -23,6 +23,38 @@ bool is_ready(const std::future<void>& future) {
     return future.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready;
 }
 
+/// A cache in which a demand waits for 400,000 bytes of the device until end().
+class DemandInProgress {
+public:
+    explicit DemandInProgress(std::uint64_t budget)
+        : cache(fake, {.device_budget = budget, .staging_bytes = 1_MiB, .readers = 1}) {
+        fake->on_allocation = [this](std::uint64_t size) {
+            ++allocations;
+            if (size == 400'000) in_time_ = soon([this] { return go_on_.load(); });
+        };
+        demand_ = std::jthread([this] { cache.acquire(first_.tensor); });
+        REQUIRE(soon([this] { return allocations == 1; }));
+    }
+    void end() {
+        go_on_ = true;
+        demand_.join();
+        CHECK(in_time_);
+    }
+
+private:
+    std::atomic<bool> go_on_ = false;
+    std::atomic<bool> in_time_ = false;
+    const Bytes first_{"first", 400'000};
+
+public:
+    std::atomic<int> allocations = 0;
+    const std::shared_ptr<FakeDevice> fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache;
+
+private:
+    std::jthread demand_;  // ends before the rest
+};
+
 }  // namespace
 
 TEST_CASE("prefetch uploads what fits, while nobody waits for it") {
@@ -207,58 +239,32 @@ TEST_CASE("a prefetch gets no memory from the device while a demand gets its own
 }
 
 TEST_CASE("a prefetch that somebody waits for meanwhile gets its memory as a demand does") {
-    const auto fake = std::make_shared<FakeDevice>();
-    std::atomic<int> begun = 0;
-    std::atomic<bool> go_on = false;
-    std::atomic<bool> in_time = false;
-    fake->on_allocation = [&](std::uint64_t size) {
-        ++begun;
-        if (size == 400'000) in_time = soon([&] { return go_on.load(); });
-    };
-    const Bytes first("first", 400'000);
+    DemandInProgress demand(100'000'000);
     const Bytes second("second", 300'000);
-    const CacheFixture cache(fake, {.device_budget = 100'000'000, .staging_bytes = 1_MiB, .readers = 1});
-    std::jthread demands([&] { cache.acquire(first.tensor); });
-    REQUIRE(soon([&] { return begun == 1; }));
-    const BundlePtr wanted = cache.bundle(second.tensor);
-    std::jthread prefetches([&] { cache.prefetch(wanted); });
+    const BundlePtr wanted = demand.cache.bundle(second.tensor);
+    std::jthread prefetches([&] { demand.cache.prefetch(wanted); });
     REQUIRE(soon([&] { return wanted->groups.front()->word.state() == device::Word::State::arriving; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(begun == 1);
-    const Held held = cache.acquire(wanted);
-    CHECK(begun == 2);
-    go_on = true;
-    demands.join();
-    CHECK(in_time);
-    CHECK(read_back(*fake, held[0]) == value_of(second.tensor));
+    CHECK(demand.allocations == 1);
+    const Held held = demand.cache.acquire(wanted);
+    CHECK(demand.allocations == 2);
+    demand.end();
+    CHECK(read_back(*demand.fake, held[0]) == value_of(second.tensor));
 }
 
 TEST_CASE("a prefetch that is cancelled while it waits for its turn gets no memory, and leaves its room to others") {
-    const auto fake = std::make_shared<FakeDevice>();
-    std::atomic<int> begun = 0;
-    std::atomic<bool> go_on = false;
-    std::atomic<bool> in_time = false;
-    fake->on_allocation = [&](std::uint64_t size) {
-        ++begun;
-        if (size == 400'000) in_time = soon([&] { return go_on.load(); });
-    };
-    const Bytes first("first", 400'000);
+    DemandInProgress demand(1'000'000);
     const Bytes ahead("ahead", 300'000);
     const Bytes urgent("urgent", 500'000);
-    const CacheFixture cache(fake, {.device_budget = 1'000'000, .staging_bytes = 1_MiB, .readers = 1});
-    std::jthread demands([&] { cache.acquire(first.tensor); });
-    REQUIRE(soon([&] { return begun == 1; }));
-    const BundlePtr prefetched = cache.bundle(ahead.tensor);
-    std::jthread prefetches([&] { cache.prefetch(prefetched); });
+    const BundlePtr prefetched = demand.cache.bundle(ahead.tensor);
+    std::jthread prefetches([&] { demand.cache.prefetch(prefetched); });
     REQUIRE(soon([&] { return prefetched->groups.front()->word.state() == device::Word::State::arriving; }));
-    const Held held = cache.acquire(urgent.tensor);
+    const Held held = demand.cache.acquire(urgent.tensor);
     prefetches.join();
-    CHECK(begun == 2);
-    go_on = true;
-    demands.join();
-    CHECK(in_time);
-    CHECK(fake->peak <= 1'000'000);
-    CHECK(read_back(*fake, held[0]) == value_of(urgent.tensor));
+    CHECK(demand.allocations == 2);
+    demand.end();
+    CHECK(demand.fake->peak <= 1'000'000);
+    CHECK(read_back(*demand.fake, held[0]) == value_of(urgent.tensor));
 }
 
 TEST_CASE("a cancelled prefetch gives its memory back when its job is done, and acquire waits for just that") {
