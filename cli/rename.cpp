@@ -21,7 +21,7 @@ constexpr std::size_t longest_rule = 4096;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-[[noreturn]] void refuse(std::string_view rule, std::string_view why) {
+[[noreturn]] void refuse_rule(std::string_view rule, std::string_view why) {
     constexpr std::size_t shown = 80;
     const std::string text = printable(rule.substr(0, shown)) + (rule.size() > shown ? "..." : "");
     throw Error(Errc::invalid_argument, fmt::format("--rename: '{}' {}", text, why))
@@ -39,14 +39,14 @@ std::string_view take_part(std::string_view& rest, char delimiter, std::string_v
             return part;
         }
     }
-    refuse(rule, fmt::format("has too few '{}'", delimiter));
+    refuse_rule(rule, fmt::format("has too few '{}'", delimiter));
 }
 
 /// Returns TEXT in the notation of std::regex. Groups get two digits, so that a digit after one does not join it.
 std::string replacement_of(std::string_view text, char delimiter, unsigned groups, std::string_view rule) {
     std::string result;
     const auto add_group = [&](unsigned group) {
-        if (group > groups) refuse(rule, fmt::format("uses group {}, but its expression has {}", group, groups));
+        if (group > groups) refuse_rule(rule, fmt::format("uses group {}, but its expression has {}", group, groups));
         result += fmt::format("${:02}", group);
     };
     const auto add_literal = [&](char c) { result += c == '$' ? "$$" : std::string(1, c); };
@@ -70,9 +70,9 @@ std::string replacement_of(std::string_view text, char delimiter, unsigned group
             if (is_digit(next)) add_group(static_cast<unsigned>(next - '0'));
             else if (next != '\0' && (next == delimiter || next == '\\')) add_literal(next);
             else
-                refuse(rule,
-                       fmt::format("has an invalid escape in its text; expected a digit, '{}' or backslash after \\",
-                                   delimiter));
+                refuse_rule(
+                    rule, fmt::format("has an invalid escape in its text; expected a digit, '{}' or backslash after \\",
+                                      delimiter));
             ++i;
         } else {
             add_literal(text[i]);
@@ -85,23 +85,24 @@ std::regex expression_of(std::string_view text, std::string_view rule) {
     try {
         return std::regex(text.begin(), text.end(), std::regex::ECMAScript);
     } catch (const std::regex_error& error) {
-        refuse(rule, fmt::format("has an invalid regular expression: {}", error.what()));
+        refuse_rule(rule, fmt::format("has an invalid regular expression: {}", error.what()));
     }
 }
 
 }  // namespace
 
 RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
-    if (rule.size() > longest_rule) refuse(rule, fmt::format("has more than {} bytes", longest_rule));
+    if (rule.size() > longest_rule) refuse_rule(rule, fmt::format("has more than {} bytes", longest_rule));
     if (rule.size() < 2 || rule[0] != 's' || !std::ispunct(static_cast<unsigned char>(rule[1])) || rule[1] == '\\')
-        refuse(rule, "does not begin with s and a slash");
+        refuse_rule(rule, "does not begin with s and a slash");
     const char delimiter = rule[1];
     std::string_view rest = rule.substr(2);
     const std::string_view expression = take_part(rest, delimiter, rule);
     const std::string_view text = take_part(rest, delimiter, rule);
     if (!rest.empty() && rest != "g")
-        refuse(rule, fmt::format("has '{}' after the last '{}'; expected nothing or g", printable(rest), delimiter));
-    if (expression.empty()) refuse(rule, "has no regular expression");
+        refuse_rule(rule,
+                    fmt::format("has '{}' after the last '{}'; expected nothing or g", printable(rest), delimiter));
+    if (expression.empty()) refuse_rule(rule, "has no regular expression");
     everywhere_ = rest == "g";
     expression_ = expression_of(expression, rule);
     replacement_ = replacement_of(text, delimiter, static_cast<unsigned>(expression_.mark_count()), rule);
@@ -117,7 +118,7 @@ std::string RenameRule::apply(const std::string& name) const {
     try {
         return std::regex_replace(name, expression_, replacement_, everywhere_ ? format_default : format_first_only);
     } catch (const std::regex_error& error) {
-        refuse(rule_, fmt::format("is too complex for '{}': {}", printable(name), error.what()));
+        refuse_rule(rule_, fmt::format("is too complex for '{}': {}", printable(name), error.what()));
     }
 }
 

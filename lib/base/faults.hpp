@@ -45,6 +45,11 @@ private:
     std::string path_;
 };
 
+/// Returns true if two errors report one fault of one file.
+inline bool same_fault(const Error& a, const Error& b) {
+    return a.code() == b.code() && a.path() == b.path() && a.message() == b.message();
+}
+
 /// Runs `read`. Passes errors about the data to `faults`; other errors leave this function.
 template <class Read> void reporting(FaultSink& faults, Read&& read) {
     try {

@@ -18,7 +18,7 @@ std::uint64_t process_seed() noexcept {
 }
 
 /// Returns both halves of the 128-bit product, folded by xor.
-std::uint64_t fold(std::uint64_t a, std::uint64_t b) noexcept {
+std::uint64_t multiply_and_fold(std::uint64_t a, std::uint64_t b) noexcept {
     __extension__ using Product = unsigned __int128;
     const Product product = static_cast<Product>(a) * b;
     return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
@@ -34,12 +34,12 @@ std::uint64_t name_hash(std::string_view name) noexcept {
     while (name.size() >= 8) {
         std::uint64_t word = 0;
         std::memcpy(&word, name.data(), 8);
-        hash = fold(hash ^ word ^ prime_a, seed | prime_b);
+        hash = multiply_and_fold(hash ^ word ^ prime_a, seed | prime_b);
         name.remove_prefix(8);
     }
     std::uint64_t rest = 0;
     if (!name.empty()) std::memcpy(&rest, name.data(), name.size());
-    return fold(hash ^ rest ^ prime_b, seed ^ prime_a);
+    return multiply_and_fold(hash ^ rest ^ prime_b, seed ^ prime_a);
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,6 +1,7 @@
 #include "check/rank_files.hpp"
 
 #include "base/checked.hpp"
+#include "base/faults.hpp"
 #include "check/stretches.hpp"
 
 #include <algorithm>
@@ -30,10 +31,6 @@ void each_file(const open::RunFiles& run, const std::function<void(const std::sh
         reporting(reported, [&] { source = run.folder->open(file); });
         if (source) visit(source);
     }
-}
-
-bool same(const Error& a, const Error& b) {
-    return a.code() == b.code() && a.path() == b.path() && a.message() == b.message();
 }
 
 /// Some of the files, and what they have stored.
@@ -68,7 +65,7 @@ private:
     void add(Error fault) {
         const auto begin = report_.faults.begin();
         const auto end = begin + static_cast<std::ptrdiff_t>(known_);
-        if (std::none_of(begin, end, [&fault](const Error& known) { return same(known, fault); }))
+        if (std::none_of(begin, end, [&fault](const Error& known) { return same_fault(known, fault); }))
             report_.faults.push_back(std::move(fault));
     }
 

@@ -27,10 +27,6 @@ using Items = std::span<const StoredItems::Item>;
 /// An item of torch.save has seven records.
 constexpr std::size_t batch_items = 1024;
 
-bool same(const Error& a, const Error& b) {
-    return a.code() == b.code() && a.path() == b.path() && a.message() == b.message();
-}
-
 /// The check of all items.
 class ItemCheck {
 public:
@@ -123,7 +119,7 @@ private:
     void add(Error fault) {
         const auto begin = report_.faults.begin();
         const auto end = begin + static_cast<std::ptrdiff_t>(known_);
-        if (std::none_of(begin, end, [&fault](const Error& known) { return same(known, fault); }))
+        if (std::none_of(begin, end, [&fault](const Error& known) { return same_fault(known, fault); }))
             report_.faults.push_back(std::move(fault));
     }
 

@@ -24,25 +24,6 @@ constexpr std::size_t none = SIZE_MAX;
 
 // ---- names
 
-/// The names of a checkpoint, and the number of the tensor of each.
-class CheckpointNames {
-public:
-    explicit CheckpointNames(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) {
-        index_.add_all(NamesOf(names_));
-    }
-
-    const std::vector<NamedTensor>& names() const noexcept { return names_; }
-    /// Returns `none` if no tensor has that name.
-    std::size_t tensor(std::string_view name) const {
-        const auto found = index_.find(name, NamesOf(names_));
-        return found ? names_[*found].tensor : none;
-    }
-
-private:
-    std::vector<NamedTensor> names_;
-    NameIndex index_;
-};
-
 LazyTensor named(const LazyTensor& tensor, std::string_view name) {
     return tensor.name() == name ? tensor : tensor.renamed(std::string(name));
 }
@@ -118,6 +99,25 @@ void add_fault(std::string& fault, std::string_view what, const std::vector<Fold
 }
 
 }  // namespace
+
+/// The names of a checkpoint, and the number of the tensor of each.
+class CheckpointNames {
+public:
+    explicit CheckpointNames(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) {
+        index_.add_all(NamesOf(names_));
+    }
+
+    const std::vector<NamedTensor>& names() const noexcept { return names_; }
+    /// Returns `none` if no tensor has that name.
+    std::size_t tensor(std::string_view name) const {
+        const auto found = index_.find(name, NamesOf(names_));
+        return found ? names_[*found].tensor : none;
+    }
+
+private:
+    std::vector<NamedTensor> names_;
+    NameIndex index_;
+};
 
 class LoadPlanner {
 public:

@@ -21,11 +21,11 @@ constexpr std::uint64_t least_sampled = 256_KiB;
 constexpr std::uint64_t sampled_part = 32;
 
 /// Returns which part of a range is cached. Of a large one, asks for a little of the second and of the last quarter.
-Residency sample(const Source& source, Extent extent) {
+safemap::Residency sample(const Source& source, Extent extent) {
     if (extent.size < least_sampled) return source.residency(extent);
     const std::uint64_t part = extent.size / sampled_part;
-    const Residency early = source.residency({extent.offset + extent.size / 8 * 3, part});
-    const Residency late = source.residency({extent.offset + extent.size / 8 * 7, part});
+    const safemap::Residency early = source.residency({extent.offset + extent.size / 8 * 3, part});
+    const safemap::Residency late = source.residency({extent.offset + extent.size / 8 * 7, part});
     return {early.resident + late.resident, early.total + late.total};
 }
 
@@ -33,7 +33,7 @@ Residency sample(const Source& source, Extent extent) {
 /// range may be cached because the range before it was read.
 bool is_cold(const Source& source, Extent extent) {
     try {
-        const Residency cached = sample(source, extent);
+        const safemap::Residency cached = sample(source, extent);
         return cached.total > 0 && cached.resident < cached.total / 4;
     } catch (const Error&) {
         return false;  // the read through the cache reports what is wrong, if it matters

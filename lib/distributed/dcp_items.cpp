@@ -34,7 +34,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 namespace {
 
 /// Threads hold windows and pickles; reading is bound by the processor.
-constexpr ThreadLimits reading_threads{16, 16};
+constexpr ThreadLimits item_threads{16, 16};
 /// Items that one thread reads in a row.
 constexpr std::size_t batch_items = 256;
 /// Bytes at the beginning of an item with its pickle, and at its end with its directory, as torch.save writes them.
@@ -53,7 +53,7 @@ std::vector<std::shared_ptr<const Source>> open_files(const Folder& folder, cons
                                                       const Work& work) {
     std::vector<std::shared_ptr<const Source>> sources(files.size());
     const Watch watch(work.monitor, "opening", 0);
-    parallel_for(files.size(), thread_count(work.threads, reading_threads), [&](std::size_t i, unsigned) {
+    parallel_for(files.size(), thread_count(work.threads, item_threads), [&](std::size_t i, unsigned) {
         watch.check_stop();
         about_file([&] { return folder.name() + "/" + files[i]; },
                    [&] {
@@ -203,7 +203,7 @@ public:
     void read(const Work& work) {
         check_places();
         const Watch watch(work.monitor, "opening", 0);
-        parallel_for(plan_.batches().size(), thread_count(work.threads, reading_threads), [&](std::size_t i, unsigned) {
+        parallel_for(plan_.batches().size(), thread_count(work.threads, item_threads), [&](std::size_t i, unsigned) {
             watch.check_stop();
             read_batch(plan_.batches()[i]);
         });

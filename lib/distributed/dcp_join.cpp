@@ -45,9 +45,10 @@ std::string path_text(const DcpMetadata& metadata, const DcpEntry& entry) {
 }
 
 /// The joining of all ranks. Ranks that come first decide the order.
-class Join {
+class MetadataJoin {
 public:
-    Join(std::vector<DcpMetadata> ranks, std::span<const std::string> files) : ranks_(std::move(ranks)), names_(files) {
+    MetadataJoin(std::vector<DcpMetadata> ranks, std::span<const std::string> files)
+        : ranks_(std::move(ranks)), names_(files) {
         out_.transforms.emplace_back();
     }
 
@@ -193,7 +194,7 @@ private:
 }  // namespace
 
 DcpMetadata joined(std::vector<DcpMetadata> ranks, std::span<const std::string> files) {
-    return Join(std::move(ranks), files).run();
+    return MetadataJoin(std::move(ranks), files).run();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -4,6 +4,7 @@
 #include "distributed/dcp_objects.hpp"
 
 #include "base/text.hpp"
+#include "distributed/values.hpp"
 #include "pickle/words.hpp"
 #include "torch/globals.hpp"
 #include "torch/named_globals.hpp"
@@ -23,8 +24,6 @@ using Global = PickleGraph::Global;
 
 /// Most times that the state of an object is set; torch sets it once.
 constexpr std::size_t most_states = 4;
-/// As many as a tensor may have in any file of torch.
-constexpr std::size_t most_dimensions = 64;
 
 struct ClassRow {
     std::string_view module;

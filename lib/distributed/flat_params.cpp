@@ -57,8 +57,8 @@ bool is_chunk(const StateTree& tree, NodeId node) {
 
 const StateTree::Sequence* list_at(const StateTree& tree, NodeId node) {
     const auto* const list = std::get_if<StateTree::Sequence>(&tree[node]);
-    using Kind = StateTree::Sequence::Kind;
-    return list != nullptr && (list->kind == Kind::list || list->kind == Kind::tuple) ? list : nullptr;
+    using SequenceKind = StateTree::Sequence::Kind;
+    return list != nullptr && (list->kind == SequenceKind::list || list->kind == SequenceKind::tuple) ? list : nullptr;
 }
 
 /// Cuts `flat` into the parameters of a group.
@@ -203,13 +203,13 @@ private:
 // Chunks.
 
 /// A chunk of one rank: elements [from, from + size) of a tensor.
-struct RankChunk {
+struct StoredChunk {
     const LazyTensor* value;
     std::uint64_t from;
 };
 
 /// Adds the parameters of one kind of a layer.
-void add_chunked(const Manifest& manifest, const ChunkedLayer::Chunk& said, const std::vector<RankChunk>& chunks,
+void add_chunked(const Manifest& manifest, const ChunkedLayer::Chunk& said, const std::vector<StoredChunk>& chunks,
                  const PartSources& sources, Named& out) {
     const std::uint64_t numel = said.numel();
     if (said.size < numel / chunks.size() + (numel % chunks.size() != 0 ? 1 : 0))
@@ -222,7 +222,7 @@ void add_chunked(const Manifest& manifest, const ChunkedLayer::Chunk& said, cons
             const std::uint64_t at = one.offset + done;
             const std::uint64_t within = at % said.size;
             const std::uint64_t count = std::min(said.size - within, one.numel - done);
-            const RankChunk& chunk = chunks[static_cast<std::size_t>(at / said.size)];
+            const StoredChunk& chunk = chunks[static_cast<std::size_t>(at / said.size)];
             parts.push_back({done, count, chunk.value, chunk.from + within});
             done += count;
         }
@@ -240,8 +240,8 @@ void check_sizes(const Manifest& manifest, std::size_t layer, std::string_view k
                                std::to_string(rank) + " has " + std::to_string(values[rank].element_count()));
 }
 
-std::vector<RankChunk> chunks_in(const std::vector<LazyTensor>& values, std::uint64_t from) {
-    std::vector<RankChunk> out;
+std::vector<StoredChunk> chunks_in(const std::vector<LazyTensor>& values, std::uint64_t from) {
+    std::vector<StoredChunk> out;
     for (const LazyTensor& value : values) out.push_back({&value, from});
     return out;
 }

@@ -1,7 +1,7 @@
 // Joins Hugging Face shards. From top to bottom:
-//   Numbers     what the names say: ranks, files of each rank, and the numbers that are missing
+//   FileNumbers what the names say: ranks, files of each rank, and the numbers that are missing
 //   Whole       the parts of one tensor, what they must agree on, and the tensor that they make
-//   Join        reads the place of every part of every file, then makes the tensors, the metadata and the notes
+//   ShardJoin   reads the place of every part of every file, then makes the tensors, the metadata and the notes
 // Tested by tests/distributed/hf_shards_test.cpp.
 #include "distributed/hf_shards.hpp"
 
@@ -34,9 +34,9 @@ using state::Replica;
 using state::ShardFile;
 
 /// The numbers in the names of all files. Empty if a name has none.
-class Numbers {
+class FileNumbers {
 public:
-    explicit Numbers(const std::vector<HfFile>& files) {
+    explicit FileNumbers(const std::vector<HfFile>& files) {
         for (const HfFile& file : files) {
             const auto parsed = state::shard_file(file.name);
             if (parsed) parsed_.push_back(*parsed);
@@ -141,7 +141,7 @@ public:
     std::size_t parts() const noexcept { return parts_.size(); }
 
     /// Returns the tensor. Moves the parts that other ranks repeat to `replicas`.
-    LazyTensor make(const std::string& name, const Numbers& numbers, const std::vector<HfFile>& files,
+    LazyTensor make(const std::string& name, const FileNumbers& numbers, const std::vector<HfFile>& files,
                     std::vector<Replica>& replicas) {
         const Shape shape = shape_ ? *shape_ : reach();
         const Dtype dtype = parts_.front().part.value.dtype();
@@ -186,7 +186,7 @@ private:
     }
 
     /// Keeps one of the parts that are at the same place in the files of several ranks: that of the lowest rank.
-    void drop_replicas(const std::string& name, const Numbers& numbers, const std::vector<HfFile>& files,
+    void drop_replicas(const std::string& name, const FileNumbers& numbers, const std::vector<HfFile>& files,
                        std::vector<Replica>& replicas) {
         if (parts_.size() < 2) return;
         const auto order = [](const FilePart& a, const FilePart& b) {
@@ -237,14 +237,15 @@ private:
 };
 
 /// The files that are joined, and what is known of the whole.
-class Join {
+class ShardJoin {
 public:
-    Join(std::vector<HfFile> files, FaultSink& faults) : files_(std::move(files)), faults_(faults), numbers_(files_) {}
+    ShardJoin(std::vector<HfFile> files, FaultSink& faults)
+        : files_(std::move(files)), faults_(faults), numbers_(files_) {}
 
     Contents run() {
         reporting(faults_, [&] { numbers_.require_one_save(files_); });
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
-            PathSink with_path(faults_, Numbers::path_of(files_[i]));
+            PathSink with_path(faults_, FileNumbers::path_of(files_[i]));
             MarkUnsound marked(with_path, files_[i]);
             reporting(marked, [&] { add_file(i, marked); });
         }
@@ -356,7 +357,7 @@ private:
 
     std::vector<HfFile> files_;
     FaultSink& faults_;
-    Numbers numbers_;
+    FileNumbers numbers_;
     std::vector<std::pair<std::string, Whole>> wholes_;
     NameIndex names_;
     state::Joined joined_;
@@ -373,7 +374,7 @@ Contents join_hf_shards(std::vector<HfFile> files, FaultSink& faults) {
                     : std::tuple(std::uint64_t{0}, std::uint64_t{0}, std::string_view(file.name));
     };
     std::stable_sort(files.begin(), files.end(), [&](const HfFile& a, const HfFile& b) { return key(a) < key(b); });
-    return Join(std::move(files), faults).run();
+    return ShardJoin(std::move(files), faults).run();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

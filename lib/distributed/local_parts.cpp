@@ -20,7 +20,7 @@ namespace {
 
 using NodeId = StateTree::NodeId;
 
-std::string kind_text(TensorRole role) {
+std::string role_text(TensorRole role) {
     if (role == TensorRole::dtensor) return "a DTensor";
     return role == TensorRole::sharded ? "a ShardedTensor" : "a plain tensor";
 }
@@ -113,12 +113,12 @@ bool LocalParts::add(std::uint32_t number, NodeId other) {
     if (tensor.role == TensorRole::dtensor || tensor.role == TensorRole::sharded) {
         const auto kind = distributed_kind(node);
         if (!kind || (*kind == StatedTensor::Kind::dtensor) != (tensor.role == TensorRole::dtensor))
-            differ("the kinds of this tensor", kind_text(tensor.role), kind_text(node));
+            differ("the kinds of this tensor", role_text(tensor.role), kind_text(node));
         add_distributed(number, tensor, other);
         return false;
     }
     const auto* const plain = std::get_if<StateTree::Tensor>(&node);
-    if (plain == nullptr || plain->numpy) differ("the kinds of this tensor", kind_text(tensor.role), kind_text(node));
+    if (plain == nullptr || plain->numpy) differ("the kinds of this tensor", role_text(tensor.role), kind_text(node));
     return add_plain(number, tensor, plain->tensor);
 }
 

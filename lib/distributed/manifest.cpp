@@ -5,6 +5,7 @@
 #include "base/faults.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "distributed/values.hpp"
 
 #include <safemap/error.hpp>
 
@@ -36,7 +37,6 @@ const json::Value::Array& list(const json::Value& object, std::string_view name,
 }
 
 Shape shape_in(const json::Value& object, const std::string& where) {
-    constexpr std::size_t most_dimensions = 64;
     const auto& sizes = list(object, "shape", where);
     if (sizes.size() > most_dimensions) fail("the shape of " + where + " has more than 64 dimensions");
     Shape shape;

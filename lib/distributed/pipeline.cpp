@@ -20,7 +20,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using Kind = Gathered::Weight::Kind;
+using WeightKind = Gathered::Weight::Kind;
 
 /// A weight that is listed, and the file of its stage.
 struct Listed {
@@ -219,17 +219,17 @@ constexpr std::size_t compared_ties = 1024;
 constexpr std::uint64_t compared_block = 32 << 10;
 
 /// Returns "mp_rank_00/" of a weight that is listed by its model rank, and nothing of others.
-std::string_view rank_prefix(std::string_view name) {
+std::string_view rank_prefix_of(std::string_view name) {
     return name.starts_with("mp_rank_") ? name.substr(0, name.find('/') + 1) : std::string_view();
 }
 
 /// Returns the master `tied_modules.MODULE.KEY` of a tied layer's weight `LAYER.KEY`; null unless exactly one fits.
 const LazyTensor* tied_master(const std::vector<LazyTensor>& tied, const std::string& name, const LazyTensor& tensor) {
-    const std::string_view prefix = rank_prefix(name);
+    const std::string_view prefix = rank_prefix_of(name);
     const std::string key = name.substr(std::min(name.find('.', prefix.size()), name.size()));
     const LazyTensor* found = nullptr;
     for (const LazyTensor& master : tied) {
-        const bool fits = master.name().ends_with(key) && rank_prefix(master.name()) == prefix;
+        const bool fits = master.name().ends_with(key) && rank_prefix_of(master.name()) == prefix;
         if (!fits || !(master.shape() == tensor.shape())) continue;
         if (found != nullptr) return nullptr;
         found = &master;
@@ -255,8 +255,8 @@ bool have_same_samples(const LazyTensor& one, const LazyTensor& other) {
 std::vector<LazyTensor> tied_masters(const Gathered& joined) {
     std::vector<LazyTensor> tied;
     for (const Gathered::Weight& weight : joined.weights) {
-        const std::string_view name = std::string_view(weight.name).substr(rank_prefix(weight.name).size());
-        if (weight.kind == Kind::master && name.starts_with("tied_modules."))
+        const std::string_view name = std::string_view(weight.name).substr(rank_prefix_of(weight.name).size());
+        if (weight.kind == WeightKind::master && name.starts_with("tied_modules."))
             tied.push_back(weight.tensor.renamed(weight.name));
     }
     if (tied.size() > 1000) tied.clear();
@@ -292,9 +292,9 @@ void add_layers(Gathered& joined, const Named& layers, const std::vector<std::st
     std::size_t compares_left = compared_ties;
     for (const auto& [name, tensor] : layers) {
         if (!names.insert(name).second) continue;
-        const bool is_buffer = of_buffers.contains(name.substr(rank_prefix(name).size()));
+        const bool is_buffer = of_buffers.contains(name.substr(rank_prefix_of(name).size()));
         if (!is_buffer && add_tied(joined, tied, name, tensor, compares_left)) continue;
-        joined.weights.push_back({name, tensor, is_buffer ? Kind::buffer : Kind::frozen, {}});
+        joined.weights.push_back({name, tensor, is_buffer ? WeightKind::buffer : WeightKind::frozen, {}});
     }
 }
 

@@ -16,7 +16,7 @@ namespace {
 using Read = std::function<void(std::size_t, const std::shared_ptr<const Source>&)>;
 
 /// Each thread holds the pickle and the tree of one file: of a large model, a few megabytes.
-constexpr ThreadLimits reading_threads{8, 8};
+constexpr ThreadLimits rank_threads{8, 8};
 
 std::shared_ptr<const Source> open_file_of(const Folder& folder, const std::string& file) {
     try {
@@ -42,7 +42,7 @@ void read_one(const Folder& folder, std::span<const std::string> files, std::siz
 void for_each_file(const Folder& folder, std::span<const std::string> files, const Work& work, const Read& read) {
     const Watch watch(work.monitor, "opening", 0);
     FirstFailure failure(files.size());
-    parallel_for(files.size(), thread_count(work.threads, reading_threads), [&](std::size_t i, unsigned) {
+    parallel_for(files.size(), thread_count(work.threads, rank_threads), [&](std::size_t i, unsigned) {
         if (failure.is_before(i)) return;
         watch.check_stop();
         try {

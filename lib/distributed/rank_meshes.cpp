@@ -12,6 +12,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "distributed/values.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/lazy_tensor.hpp>
@@ -30,14 +31,13 @@ using Numbers = std::vector<std::uint64_t>;
 
 /// More ranks than any run has. Sizes of meshes up to it can be multiplied without an overflow.
 constexpr std::uint64_t most_ranks = std::uint64_t{1} << 24;
-constexpr std::size_t most_dimensions = 64;
 
 [[noreturn]] void malformed(std::string_view field, std::string_view expected) {
     throw Error(Errc::field_missing,
                 "the field " + std::string(field) + " of a device mesh is not " + std::string(expected));
 }
 
-NodeId require_part(const StateTree& tree, NodeId node, std::string_view name) {
+NodeId require_mesh_part(const StateTree& tree, NodeId node, std::string_view name) {
     if (const auto found = part_of(tree, node, name)) return *found;
     throw Error(Errc::field_missing, "a device mesh lacks the field " + std::string(name));
 }
@@ -122,10 +122,11 @@ std::vector<Axis> axes_of(const StateTree& tree, NodeId layout) {
     std::vector<Axis> axes;
     if (const auto list = part_of(tree, layout, "axes")) {
         for (const NodeId axis : items_of(tree, *list, "_layout/axes"))
-            axes.push_back(axis_of(tree, require_part(tree, axis, "shape"), require_part(tree, axis, "stride")));
+            axes.push_back(
+                axis_of(tree, require_mesh_part(tree, axis, "shape"), require_mesh_part(tree, axis, "stride")));
     } else {
-        const NodeId shape = require_part(tree, layout, "shape");
-        const NodeId stride = require_part(tree, layout, "stride");
+        const NodeId shape = require_mesh_part(tree, layout, "shape");
+        const NodeId stride = require_mesh_part(tree, layout, "stride");
         const bool one = !std::holds_alternative<StateTree::Sequence>(tree[shape]);
         const std::vector<NodeId> shapes = one ? std::vector{shape} : items_of(tree, shape, "_layout/shape");
         const std::vector<NodeId> strides = one ? std::vector{stride} : items_of(tree, stride, "_layout/stride");
@@ -180,7 +181,7 @@ void append_numbers(const std::vector<Axis>& axes, std::uint64_t base, const Num
 /// Reads the grid from a layout: the copy of it that has the rank which saved the file.
 void read_layout(const StateTree& tree, NodeId node, NodeId layout, const RankNames& names, std::uint64_t rank,
                  Mesh& mesh) {
-    const Numbers map = ranks_in(tree, require_part(tree, node, "_rank_map"), "_rank_map", names);
+    const Numbers map = ranks_in(tree, require_mesh_part(tree, node, "_rank_map"), "_rank_map", names);
     const std::vector<Axis> axes = axes_of(tree, layout);
     std::uint64_t size = 1;
     std::uint64_t reach = 0;
@@ -331,7 +332,7 @@ StatedMesh read_mesh(const StateTree& tree, NodeId node, const RankNames& names,
     StatedMesh stated{.rank = stated_rank(tree, node)};
     const auto tensor = part_of(tree, node, "mesh");
     if (tensor) read_tensor_of_ranks(tree, *tensor, names, mesh);
-    else read_layout(tree, node, require_part(tree, node, "_layout"), names, stated.rank.value_or(rank), mesh);
+    else read_layout(tree, node, require_mesh_part(tree, node, "_layout"), names, stated.rank.value_or(rank), mesh);
     mesh.names = names_in(tree, node, mesh.shape.size());
     if (!stated.rank) stated.rank = rank_at_coordinates(tree, node, mesh);
     stated.number = meshes.add(std::move(mesh), [&](const Mesh& fresh) {

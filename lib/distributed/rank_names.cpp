@@ -27,7 +27,7 @@ std::optional<std::vector<state::RankFile>> parsed(const std::vector<std::string
     return found;
 }
 
-std::string joined(const std::vector<std::string>& names, std::uint64_t all) {
+std::string names_and_count(const std::vector<std::string>& names, std::uint64_t all) {
     std::string text;
     for (const std::string& name : names) text += (text.empty() ? "" : ", ") + excerpt(name);
     if (all > names.size()) text += " and " + std::to_string(all - names.size()) + " more";
@@ -78,7 +78,7 @@ std::string RankNames::missing_below(std::uint64_t end) const {
     std::vector<std::string> missing;
     for (std::uint64_t rank = 0; missing.size() < std::min<std::uint64_t>(count, most_listed); ++rank)
         if (!places_.contains(rank)) missing.push_back(name_of(rank));
-    return joined(missing, count);
+    return names_and_count(missing, count);
 }
 
 void RankNames::require_first(std::uint64_t count, const std::string& what) const {
@@ -111,7 +111,7 @@ void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std
     }
     if (count == 0) return;
     throw Error(Errc::rank_missing,
-                what + " has " + ranks_text(ranks.size()) + "; missing are " + joined(missing, count));
+                what + " has " + ranks_text(ranks.size()) + "; missing are " + names_and_count(missing, count));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -38,7 +38,7 @@ namespace {
 using state::Contents;
 
 constexpr std::string_view common_file = "common.pt";
-constexpr std::size_t most_listed = 16;
+constexpr std::size_t most_named = 16;
 
 /// The numbers in the name of a file that a rank wrote: "__3_1.distcp", "__3.metadata".
 struct RankName {
@@ -152,7 +152,7 @@ private:
             const std::vector<std::string> others = ranks_without_metadata();
             if (!others.empty())
                 error.with_hint("these files are of ranks whose metadata is missing: " +
-                                names_text(others, most_listed));
+                                names_text(others, most_named));
         }
         return error;
     }
@@ -254,7 +254,7 @@ private:
         if (const auto unnamed = unnamed_files(); !unnamed.empty())
             notes.push_back("not read, because the metadata does not name " +
                             std::string(unnamed.size() == 1 ? "it, perhaps the file" : "them, perhaps files") +
-                            " of an older save: " + names_text(unnamed, most_listed));
+                            " of an older save: " + names_text(unnamed, most_named));
         for (const std::string& name : folder_->list())
             if (state::is_unfinished_metadata(name))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");

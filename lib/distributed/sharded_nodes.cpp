@@ -9,6 +9,7 @@
 #include "distributed/sharded_nodes.hpp"
 
 #include "base/text.hpp"
+#include "distributed/values.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>
@@ -24,8 +25,6 @@ namespace {
 
 using NodeId = StateTree::NodeId;
 using Opaque = StateTree::Opaque;
-
-constexpr std::size_t most_dimensions = 64;
 
 // Fields.
 

@@ -30,7 +30,7 @@ constexpr std::uint64_t pattern_steps = 1ULL << 30;
 constexpr std::size_t named_in_a_note = 8;
 constexpr std::uint64_t most_parts = 4096;  // parts that one parameter may consist of
 
-using Kind = Gathered::Weight::Kind;
+using WeightKind = Gathered::Weight::Kind;
 
 /// A part of a weight that two ranks hold.
 struct SharedPiece {
@@ -323,7 +323,7 @@ private:
         if (second.empty()) return;
         for (std::size_t rank = 1; rank < ranks_.size(); ++rank)
             std::erase_if(ranks_[rank].gathered.weights, [&](const Weight& weight) {
-                return weight.kind != Kind::master && second.contains(weight.name);
+                return weight.kind != WeightKind::master && second.contains(weight.name);
             });
     }
 
@@ -369,7 +369,7 @@ private:
     Rule rule_for(const Weight& weight, const Slices& slices) {
         Rule rule = rule_of(*info_, weight.name, steps_);
         // The patterns are about parameters. Buffers are equal on all ranks, or nobody knows.
-        if (weight.kind == Kind::buffer && !rule.said) rule.how = Rule::How::equal;
+        if (weight.kind == WeightKind::buffer && !rule.said) rule.how = Rule::How::equal;
         if (must_be_equal(rule, weight.tensor) && have_one_shape(slices) && !are_equal(slices)) {
             rule.why = rule.how == Rule::How::equal
                            ? "no rule describes these buffers, and the ranks differ"

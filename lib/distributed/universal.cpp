@@ -23,7 +23,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 namespace {
 
 using Weight = Gathered::Weight;
-using Kind = Weight::Kind;
+using WeightKind = Weight::Kind;
 
 constexpr std::string_view ending = ".pt";
 
@@ -166,7 +166,7 @@ Weight weight_of(const std::string& parameter, const std::map<std::string, State
     };
     const StateValue& fp32 = states.at("fp32");
     if (!fp32.tensor) throw Error(Errc::piece_mismatch, "fp32.pt holds no tensor").with_tensor(parameter);
-    Weight weight{parameter, shaped(fp32), Kind::master, {}};
+    Weight weight{parameter, shaped(fp32), WeightKind::master, {}};
     for (const auto& [state, value] : states) {
         if (state == "fp32" || state == "step" || !value.tensor) continue;
         if (value.tensor->element_count() != fp32.tensor->element_count())
@@ -191,7 +191,7 @@ std::vector<std::string> trained(const std::vector<ModelFile>& models) {
 }
 
 /// Lists masters, and what the files of model states have besides them, by model rank.
-Gathered listed(const std::vector<ModelFile>& models, std::vector<Weight> masters, const UniversalInfo* info) {
+Gathered list_weights(const std::vector<ModelFile>& models, std::vector<Weight> masters, const UniversalInfo* info) {
     std::map<std::uint32_t, RankSet> sets;
     for (const ModelFile& model : models) sets[model.model_rank].models.push_back(model);
     PartSources sources;
@@ -294,7 +294,7 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
                     .with_tensor(parameter);
             masters.push_back(weight_of(parameter, found->second, &shaper));
         }
-        read.gathered = listed(models, std::move(masters), info);
+        read.gathered = list_weights(models, std::move(masters), info);
     }
     add_unlisted(read.gathered, values, models.size());
     if (options.as_stored) read.gathered.notes.clear();

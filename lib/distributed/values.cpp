@@ -170,7 +170,6 @@ Shape Value::shape() const {
     if (sequence == nullptr || sequence->kind == StateTree::Sequence::Kind::set ||
         sequence->kind == StateTree::Sequence::Kind::frozenset)
         fail("a shape");
-    constexpr std::size_t most_dimensions = 64;  // as torch
     if (sequence->items.size() > most_dimensions) fail("a shape of at most 64 dimensions");
     Shape shape;
     for (const auto item : sequence->items) shape.push_back(child(item, "size").count());

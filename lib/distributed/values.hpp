@@ -3,6 +3,7 @@
 
 #include <safemap/state_tree.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,9 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
+
+/// The most dimensions of a tensor or a device mesh, as in torch.
+inline constexpr std::size_t most_dimensions = 64;
 
 /// A node of a tree, which must outlive it. `where` is its path in the file, for messages.
 ///

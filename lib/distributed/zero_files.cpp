@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using Kind = ZeroName::Kind;
+using NameKind = ZeroName::Kind;
 
 constexpr std::uint32_t largest_number = 1 << 24;
 
@@ -48,14 +48,14 @@ std::optional<ZeroName> ranked(NameReader name, std::string_view prefix) {
     if (!name.take(prefix) || !name.take("zero_pp_rank_") || !name.take(found.rank) || !name.take("_mp_rank_") ||
         !name.take(found.model_rank))
         return std::nullopt;
-    if (name.is("_model_states.pt")) found.kind = Kind::ranked_model;
-    else if (name.is("_optim_states.pt") || name.is("optim_states.pt")) found.kind = Kind::optimizer;
+    if (name.is("_model_states.pt")) found.kind = NameKind::ranked_model;
+    else if (name.is("_optim_states.pt") || name.is("optim_states.pt")) found.kind = NameKind::optimizer;
     else return std::nullopt;
     return found;
 }
 
 std::optional<ZeroName> layered(NameReader name) {
-    ZeroName found{.kind = Kind::layer};
+    ZeroName found{.kind = NameKind::layer};
     if (!name.take("layer_") || !name.take(found.layer)) return std::nullopt;
     if (name.is("-model_states.pt")) return found;
     if (name.take("-model_") && name.take(found.model_rank) && name.is("-model_states.pt")) return found;
@@ -63,7 +63,7 @@ std::optional<ZeroName> layered(NameReader name) {
 }
 
 std::optional<ZeroName> of_expert(NameReader name) {
-    ZeroName found{.kind = Kind::expert};
+    ZeroName found{.kind = NameKind::expert};
     if (name.take("layer_") && !(name.take(found.layer) && name.take("_"))) return std::nullopt;
     if (name.take("expert_") && name.take(found.expert) && name.take("_mp_rank_") && name.take(found.model_rank) &&
         name.is("_model_states.pt"))
@@ -72,7 +72,7 @@ std::optional<ZeroName> of_expert(NameReader name) {
 }
 
 std::optional<ZeroName> of_expert_optimizer(NameReader name) {
-    ZeroName found{.kind = Kind::expert_optimizer};
+    ZeroName found{.kind = NameKind::expert_optimizer};
     if (name.take("expp_rank_") && name.take(found.expert) && name.take("_mp_rank_") && name.take(found.model_rank) &&
         name.is("_optim_states.pt"))
         return found;
@@ -80,7 +80,7 @@ std::optional<ZeroName> of_expert_optimizer(NameReader name) {
 }
 
 std::optional<ZeroName> of_model(NameReader name) {
-    ZeroName found{.kind = Kind::model};
+    ZeroName found{.kind = NameKind::model};
     if (name.take("mp_rank_") && name.take(found.model_rank) && name.is("_model_states.pt")) return found;
     return std::nullopt;
 }
@@ -116,10 +116,9 @@ std::string number_text(std::uint64_t number, std::size_t digits) {
     return text;
 }
 
-std::string ranked_text(std::string_view prefix, std::uint64_t rank, std::uint64_t model_rank,
-                        std::string_view ending) {
+std::string ranked_text(std::string_view prefix, std::uint64_t rank, std::uint64_t model_rank, std::string_view after) {
     return std::string(prefix) + "zero_pp_rank_" + std::to_string(rank) + "_mp_rank_" + number_text(model_rank, 2) +
-           std::string(ending);
+           std::string(after);
 }
 
 std::string model_text(std::uint64_t model_rank) {
@@ -248,12 +247,12 @@ ZeroFiles sorted(const state::FileNames& files, const Folder* folder) {
         if (has_large_number(*name))
             throw Error(Errc::world_mismatch, "a number in the name of the file " + excerpt(file) + " is above " +
                                                   std::to_string(largest_number) + ", which no run has");
-        found.ranked_models = found.ranked_models || name->kind == Kind::ranked_model;
-        auto& kind = name->kind == Kind::optimizer          ? found.optimizers
-                     : name->kind == Kind::expert           ? found.experts
-                     : name->kind == Kind::expert_optimizer ? found.expert_optimizers
-                     : name->kind == Kind::layer            ? found.layers
-                                                            : found.models;
+        found.ranked_models = found.ranked_models || name->kind == NameKind::ranked_model;
+        auto& kind = name->kind == NameKind::optimizer          ? found.optimizers
+                     : name->kind == NameKind::expert           ? found.experts
+                     : name->kind == NameKind::expert_optimizer ? found.expert_optimizers
+                     : name->kind == NameKind::layer            ? found.layers
+                                                                : found.models;
         kind.push_back({file, *std::move(name)});
     }
     for (auto* kind : {&found.models, &found.optimizers, &found.experts, &found.expert_optimizers, &found.layers})

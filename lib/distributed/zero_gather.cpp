@@ -20,7 +20,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 namespace {
 
 using Weight = Gathered::Weight;
-using Kind = Weight::Kind;
+using WeightKind = Weight::Kind;
 
 /// Returns the tensor of that name, or null. Looks at number `guess` first: all ranks list names in the same order.
 const LazyTensor* find(const Named& named, std::string_view name, std::size_t guess) {
@@ -209,7 +209,8 @@ std::vector<Weight> whole_frozen(const ModelFile& file) {
                 .with_path(file.file)
                 .with_tensor(name);
     }
-    for (const auto& [name, tensor] : file.frozen) frozen.push_back({name, tensor.renamed(name), Kind::frozen, {}});
+    for (const auto& [name, tensor] : file.frozen)
+        frozen.push_back({name, tensor.renamed(name), WeightKind::frozen, {}});
     return frozen;
 }
 
@@ -256,7 +257,7 @@ std::vector<Weight> frozen_weights(const RankSet& set, const PartSources& source
         }
         if (const LazyTensor* const share = fragments.front().find(parameter.name, i)) dtype = share->dtype();
         frozen.push_back(
-            {parameter.name, whole(parameter.name, dtype, parameter.shape, parts, sources), Kind::frozen, {}});
+            {parameter.name, whole(parameter.name, dtype, parameter.shape, parts, sources), WeightKind::frozen, {}});
     }
     return frozen;
 }
@@ -363,7 +364,7 @@ private:
                 return ties_.add(same->second, name);
             }
         stored_.try_emplace(&tensor, name);
-        push({name, tensor.renamed(name), Kind::plain, {}});
+        push({name, tensor.renamed(name), WeightKind::plain, {}});
     }
 
     /// The first name of a tensor can be one that was left out: then the second stands for itself. So does a tensor
@@ -399,12 +400,12 @@ private:
     Weight buffer(const std::string& name, const LazyTensor& tensor) const {
         LazyTensor value = tensor.renamed(name);
         if (compat_ && is_float(value.dtype())) value = value.cast(Dtype::f32);
-        return {name, std::move(value), Kind::buffer, {}};
+        return {name, std::move(value), WeightKind::buffer, {}};
     }
 
     /// Throws if the module has another shape than `param_shapes`. Stage 3 has placeholders.
     void check_shape(const Weight& weight, const LazyTensor& tensor) const {
-        if (stage_ == 3 || weight.kind != Kind::master || weight.tensor.shape() == tensor.shape()) return;
+        if (stage_ == 3 || weight.kind != WeightKind::master || weight.tensor.shape() == tensor.shape()) return;
         throw Error(Errc::piece_mismatch, "param_shapes has the shape " + to_string(weight.tensor.shape()) +
                                               ", but module has " + to_string(tensor.shape()))
             .with_path(model_.file)
@@ -510,7 +511,7 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
     for (std::size_t i = 0; i < items.size(); ++i) {
         const std::string below = path + '/' + std::to_string(i);
         if (const LazyTensor* const tensor = items[i].tensor())
-            out.push_back({below, tensor->renamed(below), Kind::master, {}});
+            out.push_back({below, tensor->renamed(below), WeightKind::master, {}});
         else if (depth < 2) add_tensors(below, items[i], depth + 1, out);
     }
 }
@@ -523,7 +524,7 @@ Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOp
     if (options.optimizer) check_steps(ranks);
     std::vector<Weight> masters;
     const auto add = [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
-        masters.push_back({parameter.name, maker.master(parameter, runs), Kind::master,
+        masters.push_back({parameter.name, maker.master(parameter, runs), WeightKind::master,
                            options.optimizer ? maker.state(parameter, runs) : Named()});
     };
     // The shapes are those of the first file.
@@ -558,7 +559,7 @@ Gathered gather_unnamed(const RankSet& set) {
     if (out.weights.empty()) return gather_module(set);  // trained in fp32: the module is the masters
     out.notes.push_back("the fp32 masters of stage 0 have no names in the file; they are in the order of param_groups");
     for (const auto& [name, tensor] : model.module)
-        if (buffers.contains(name)) out.weights.push_back({name, tensor.renamed(name), Kind::buffer, {}});
+        if (buffers.contains(name)) out.weights.push_back({name, tensor.renamed(name), WeightKind::buffer, {}});
     return out;
 }
 

@@ -247,12 +247,14 @@ void each_flat(const RankSet& set, const VisitParameter& visit) {
 
 // Stage 3.
 
-std::uint64_t share_of(std::uint64_t count, std::uint64_t ranks) { return count / ranks + (count % ranks > 0 ? 1 : 0); }
+std::uint64_t rounded_up_share(std::uint64_t count, std::uint64_t ranks) {
+    return count / ranks + (count % ranks > 0 ? 1 : 0);
+}
 
 std::uint64_t wanted_elements(std::span<const Group> groups, std::uint64_t ranks) {
     std::uint64_t wanted = 0;
     for (const Group& group : groups)
-        for (const Parameter& parameter : group) wanted = sum(wanted, share_of(parameter.count, ranks));
+        for (const Parameter& parameter : group) wanted = sum(wanted, rounded_up_share(parameter.count, ranks));
     return wanted;
 }
 
@@ -289,7 +291,7 @@ void each_split(const RankSet& set, const VisitParameter& visit) {
     for (const Group& group : model.groups) {
         for (const Parameter& parameter : group) {
             runs.clear();
-            const std::uint64_t share = share_of(parameter.count, ranks);
+            const std::uint64_t share = rounded_up_share(parameter.count, ranks);
             for (std::uint64_t done = 0; done < share;) {
                 while (at == first.masters[buffer].element_count()) {
                     ++buffer;
@@ -335,7 +337,7 @@ std::vector<std::string> names_of_group(const RankSet& ranks, std::size_t group)
 
 std::vector<PartitionRun> shares_of(std::uint64_t count, std::size_t ranks) {
     std::vector<PartitionRun> runs;
-    const std::uint64_t share = share_of(count, ranks);
+    const std::uint64_t share = rounded_up_share(count, ranks);
     for (std::uint64_t rank = 0; rank < ranks && rank * share < count; ++rank)
         runs.push_back({.first = rank * share,
                         .count = std::min(share, count - rank * share),

@@ -38,7 +38,7 @@ int cachestat(int descriptor, Extent extent, std::uint64_t* pages) {
 
 // Reads the members of struct statx by their offsets: C libraries older than Linux 6.1 do not name them. Fails with
 // EOPNOTSUPP if the kernel or the file system does not tell.
-int direct_alignment(int descriptor, DirectAlignment* alignment) {
+int read_direct_alignment(int descriptor, DirectAlignment* alignment) {
     constexpr unsigned wanted = 0x2000;  // STATX_DIOALIGN
     constexpr std::size_t place = 152;   // stx_dio_mem_align; stx_dio_offset_align follows
     struct statx status = {};
@@ -102,7 +102,7 @@ Calls calls = {
     .mincore = ::mincore,
     .cachestat = cachestat,
     .fadvise = ::posix_fadvise,
-    .direct_alignment = direct_alignment,
+    .direct_alignment = read_direct_alignment,
     .descriptor_limit = descriptor_limit,
     .physical_memory = physical_memory,
     .boot_id = boot_id,

@@ -18,8 +18,8 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-constexpr std::string_view first_line = "safemap exchange 1";
-constexpr std::string_view last_line = "end";
+constexpr std::string_view first_text = "safemap exchange 1";
+constexpr std::string_view last_text = "end";
 constexpr std::string_view called = "the exchange list";
 
 /// Returns the inode alone for a folder: a folder's size and time change with every file in it.
@@ -27,7 +27,7 @@ std::string stamp_of_whole(const struct stat& status) {
     return S_ISDIR(status.st_mode) ? std::to_string(status.st_ino) : stamp_of(status);
 }
 
-std::vector<std::string> lines_of(std::string_view text) {
+std::vector<std::string> texts_of(std::string_view text) {
     std::vector<std::string> lines;
     for (std::size_t end = text.find('\0'); end != text.npos; end = text.find('\0')) {
         lines.emplace_back(text.substr(0, end));
@@ -65,14 +65,14 @@ bool ExchangeList::stays(const std::string& path, const std::string& stamp) cons
 
 void ExchangeList::write(int sibling, bool durable) const {
     put_note(sibling, exchange_list_name, new_exchange_list_name, std::nullopt, called, durable, [this](int note) {
-        std::string text(first_line);
+        std::string text(first_text);
         text += '\0';
         text.append(inode_text(note)) += '\0';
         for (const auto& [path, entry] : entries_) {
             (text += static_cast<char>(entry.role)).append(path) += '\0';
             text.append(entry.stamp) += '\0';
         }
-        (text += last_line) += '\0';
+        (text += last_text) += '\0';
         return text;
     });
 }
@@ -83,9 +83,9 @@ std::optional<ExchangeList> ExchangeList::read(int sibling) {
         if (errno == ENOENT) return std::nullopt;
         throw system_error(errno, "open " + std::string(called));
     }
-    const std::vector<std::string> lines = lines_of(read_note(note.number(), called));
+    const std::vector<std::string> lines = texts_of(read_note(note.number(), called));
     ExchangeList list;
-    if (lines.size() < 3 || lines.size() % 2 == 0 || lines[0] != first_line || lines.back() != last_line) return list;
+    if (lines.size() < 3 || lines.size() % 2 == 0 || lines[0] != first_text || lines.back() != last_text) return list;
     list.inodes_last_ = inode_lasted(note.number(), lines[1]);
     for (std::size_t i = 2; i + 1 < lines.size(); i += 2) {
         if (lines[i].empty()) return ExchangeList();

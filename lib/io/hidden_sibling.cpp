@@ -49,8 +49,6 @@ Lock try_lock(int descriptor) {
     throw system_error(errno, "lock it");
 }
 
-bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
-
 /// Returns true if the open file is an empty regular file, as the lock file is.
 bool is_lock(int descriptor) {
     struct stat status = {};

@@ -22,7 +22,7 @@ namespace {
 
 // A client of NFS may keep for three seconds that a name does not exist.
 constexpr std::chrono::milliseconds between{50};
-constexpr int most_attempts = 60;
+constexpr int most_waits = 60;
 
 // As every note begins, so that a sibling that has lost its lock file is known by it.
 constexpr std::string_view first_words = "safemap token ";
@@ -65,7 +65,7 @@ JoinedStaging::JoinedStaging(const std::filesystem::path& target, Staging::Kind 
     const std::string_view where = std::string_view(key).substr(0, key.find(' '));
     const std::string_view token = std::string_view(key).substr(where.size() + 1);
     about_file(target_, [&] {
-        for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        for (int attempt = 0; attempt < most_waits; ++attempt) {
             if (attempt > 0) std::this_thread::sleep_for(between);
             const Descriptor sibling = open_sibling(place.parent.number(), place.name, where == "inside");
             if (!sibling || token_in(sibling.number()) != token) continue;

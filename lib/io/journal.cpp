@@ -31,7 +31,7 @@ std::string line_of(std::string_view text) { return std::string(text) + digest_o
 
 /// Returns size, inode, times and name of a file as text, which changes when the file is modified. Returns nothing if
 /// the file does not exist.
-std::optional<std::string> stamp_of(int folder, const std::string& name) {
+std::optional<std::string> named_stamp(int folder, const std::string& name) {
     struct stat status = {};
     if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
     const auto time = [](const timespec& t) { return std::to_string(t.tv_sec) + '.' + std::to_string(t.tv_nsec); };
@@ -100,13 +100,13 @@ Journal Journal::resume(int sibling, int content, const std::string& job, std::v
         for (int words = 0; words < 4 && at != lines[i].npos; ++words) at = lines[i].find(' ', at) + 1;
         if (at == 0 || lines[i].size() <= at) continue;
         const std::string name(lines[i].substr(at, lines[i].size() - at - 1));
-        if (stamp_of(content, name) == lines[i]) finished.push_back(name);
+        if (named_stamp(content, name) == lines[i]) finished.push_back(name);
     }
     return Journal(std::move(file), durable);
 }
 
 void Journal::add(int content, const std::string& name) {
-    const auto stamp = stamp_of(content, name);
+    const auto stamp = named_stamp(content, name);
     if (!stamp) throw system_error(errno, "examine a finished file");
     append(file_.number(), line_of(*stamp), durable_);
 }

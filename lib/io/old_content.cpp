@@ -23,8 +23,6 @@ namespace {
 constexpr int most_names = 1000;
 constexpr int most_rounds = 3;  // while others keep writing into an old folder
 
-bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
-
 bool same_file(int folder, int other_folder, const std::string& name) {
     struct stat one = {};
     struct stat other = {};

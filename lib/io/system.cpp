@@ -36,6 +36,8 @@ bool means_absent(int number) noexcept {
     return number == ENOENT || number == ENOTDIR || number == ENAMETOOLONG || number == ELOOP;
 }
 
+bool means_not_empty(int number) noexcept { return number == ENOTEMPTY || number == EEXIST; }
+
 Error system_error(int number, std::string_view doing) {
     return Error(code_of(number), "cannot " + std::string(doing) + ": " + std::generic_category().message(number));
 }

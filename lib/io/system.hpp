@@ -19,6 +19,9 @@ Error system_error(int number, std::string_view doing);
 /// Returns true if the number means that the file does not exist, or cannot exist: a name too long, a loop of links.
 bool means_absent(int number) noexcept;
 
+/// Returns true if the number means that a folder has files.
+bool means_not_empty(int number) noexcept;
+
 /// Returns true if a link or an exchange with this error will always fail at this place, while a plain rename may work.
 bool never_possible(int number) noexcept;
 /// Returns true if the file system does not support the flags of the call.

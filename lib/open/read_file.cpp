@@ -9,7 +9,7 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-[[noreturn]] void refuse(const Sniffed& sniffed) {
+[[noreturn]] void refuse_file(const Sniffed& sniffed) {
     Error error(Errc::unknown_format,
                 sniffed.looks_like.empty()
                     ? "neither safetensors nor a file of torch.save"
@@ -26,7 +26,7 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
     return about_file(source->name(), [&] {
         refuse_part(name);
         const Sniffed sniffed = recognise(*source);
-        if (sniffed.read == nullptr) refuse(sniffed);
+        if (sniffed.read == nullptr) refuse_file(sniffed);
         Contents contents = sniffed.read(source, options, with_path);
         contents.format = sniffed.format;
         contents.files = {name};

@@ -59,13 +59,14 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) 
 }
 
 /// A collector of the tensors that the index names. It takes them from the shards, in order.
-class Merge {
+class ShardMerge {
     auto name_of() const {
         return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); };
     }
 
 public:
-    Merge(const Index& index, FaultSink& faults) : index_(index), faults_(faults), found_(index.weight_map.size()) {
+    ShardMerge(const Index& index, FaultSink& faults)
+        : index_(index), faults_(faults), found_(index.weight_map.size()) {
         names_.add_all(static_cast<std::uint32_t>(index.weight_map.size()), name_of(), [](auto, auto) {});
         joined_.contents.tensors.reserve(index.weight_map.size());
     }
@@ -204,7 +205,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
         read_shard(folder, options, shards[i]);
     });
 
-    Merge merge(index, faults);
+    ShardMerge merge(index, faults);
     for (Shard& shard : shards) merge.add(shard);
     Contents contents = merge.take();
     merge_metadata(index, contents);

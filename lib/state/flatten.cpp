@@ -49,7 +49,7 @@ constexpr const char* kept_by_structure = "; only a structure document keeps thi
 constexpr std::string_view whole_module = "a whole module: its parameters and persistent buffers are kept";
 constexpr std::string_view not_persistent =
     "a buffer that is not persistent: it is not in the state dict of its module";
-constexpr std::string_view attribute = "an attribute of a module: it is not in its state dict";
+constexpr std::string_view only_attribute = "an attribute of a module: it is not in its state dict";
 
 std::string counted(std::size_t count, std::string_view one, std::string_view many) {
     return std::to_string(count) + " " + std::string(count == 1 ? one : many);
@@ -308,7 +308,7 @@ private:
     /// Returns a child that is not in the module's state: first buffers that are not persistent, then attributes.
     std::optional<NodeId> rest(Frame& module, const StateTree::Opaque& opaque, std::size_t i) {
         const auto& buffers = module.module->not_persistent;
-        unsaved_ = i < buffers.size() ? not_persistent : attribute;
+        unsaved_ = i < buffers.size() ? not_persistent : only_attribute;
         if (i < buffers.size()) return state_entry(module, buffers, i);
         std::size_t place = i - buffers.size();
         while (place < opaque.children.size() && state::is_module_part(opaque.children[place].first)) ++place;

@@ -30,7 +30,7 @@ namespace {
 
 using MaybeShape = std::optional<FolderShape>;
 
-constexpr std::string_view digits = "0123456789";
+constexpr std::string_view all_digits = "0123456789";
 
 bool has(const FileNames& names, std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -49,10 +49,10 @@ FileNames ending_in(const FileNames& names, std::string_view ending) {
 /// Returns true if a name fits a pattern, where '#' is any digit and every other character is itself.
 bool fits(std::string_view name, std::string_view pattern) {
     return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
-                      [](char c, char p) { return p == '#' ? digits.find(c) != digits.npos : c == p; });
+                      [](char c, char p) { return p == '#' ? all_digits.find(c) != all_digits.npos : c == p; });
 }
 
-bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of(digits) == text.npos; }
+bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of(all_digits) == text.npos; }
 
 FolderShape several(FileNames names, std::string_view what, bool inside = false) {
     return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
@@ -101,7 +101,7 @@ MaybeShape hf_shards(const FolderNames& names) {
 std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view before) {
     if (!text.starts_with(before)) return std::nullopt;
     text.remove_prefix(before.size());
-    const std::size_t size = std::min(text.find_first_not_of(digits), text.size());
+    const std::size_t size = std::min(text.find_first_not_of(all_digits), text.size());
     if (size < 5 || size > 9 || (size > 5 && text.front() == '0')) return std::nullopt;
     std::uint64_t number = 0;
     std::from_chars(text.data(), text.data() + size, number);
@@ -345,7 +345,7 @@ template <std::size_t N> bool among(std::string_view name, const std::string_vie
 bool is_companion(std::string_view name) {
     if (name.ends_with(".safetensors")) return false;
     std::string_view stem = name.substr(0, name.rfind('.'));
-    const std::size_t number = stem.find_last_not_of(digits) + 1;  // npos + 1 is 0
+    const std::size_t number = stem.find_last_not_of(all_digits) + 1;  // npos + 1 is 0
     if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
     return among(stem, companion_stems) || among(name, companion_files);
 }
@@ -483,14 +483,14 @@ std::optional<RankFile> rank_file(std::string_view file) {
     const std::string_view ending = file.substr(dot);
     if (ending != ".pt" && ending != ".bin") return std::nullopt;
     std::string_view stem = file.substr(0, dot);
-    const std::size_t number = stem.find_last_not_of(digits) + 1;
+    const std::size_t number = stem.find_last_not_of(all_digits) + 1;
     RankFile found{.set = std::string(stem.substr(0, number)) + '*' + std::string(ending)};
     if (number == stem.size() || stem.size() - number > 9) return std::nullopt;
     std::from_chars(stem.data() + number, stem.data() + stem.size(), found.rank);
     stem = stem.substr(0, number);
     if (stem.ends_with("_rank_")) {
         const std::string_view rest = stem.substr(0, stem.size() - 6);
-        const std::size_t size = rest.find_last_not_of(digits) + 1;
+        const std::size_t size = rest.find_last_not_of(all_digits) + 1;
         if (rest.substr(0, size).ends_with("_world_size_") && size < rest.size() && rest.size() - size <= 9) {
             std::from_chars(rest.data() + size, rest.data() + rest.size(), found.world_size.emplace());
             return found;

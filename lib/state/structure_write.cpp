@@ -45,7 +45,7 @@ using Parts = std::span<const std::pair<std::string, NodeId>>;
 constexpr std::size_t longest_document = 100'000'000;
 /// Limit of all names that are asked for, also for tensors that are not stored: one key of 50 MB may have millions
 /// below.
-constexpr std::size_t most_spelled = 20 * longest_document;
+constexpr std::size_t most_written = 20 * longest_document;
 constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // exact in every reader of JSON
 /// Place of the version in `{"v":1`.
 constexpr std::size_t version_place = 5;
@@ -189,7 +189,7 @@ private:
         const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
         const auto first = ties ? ties_.find(&tensor.tensor) : ties_.end();
         spelled_ += path_.size();
-        if (spelled_ > most_spelled) too_large("have names that are too long together");
+        if (spelled_ > most_written) too_large("have names that are too long together");
         const std::string& implied = path_.empty() ? root_name_ : path_;
         const std::string& name = flatten_name(id, tensor, implied);
         const bool asks = first == ties_.end() && in_attributes_ == 0 && !name.empty();

@@ -48,7 +48,7 @@ template <class T> std::string text_of(const std::byte* base, std::int64_t numbe
     else return complex_text(value, digits);
 }
 
-std::string boolean(const std::byte* base, std::int64_t number) {
+std::string boolean_text(const std::byte* base, std::int64_t number) {
     const std::byte value = base[number];
     return value == std::byte{0} ? "false" : value == std::byte{1} ? "true" : bits_text(&value, 1);
 }
@@ -57,7 +57,7 @@ std::string boolean(const std::byte* base, std::int64_t number) {
 
 std::string element_text(Dtype dtype, const std::byte* base, std::int64_t number, int digits) {
     switch (dtype) {
-        case Dtype::boolean: return boolean(base, number);
+        case Dtype::boolean: return boolean_text(base, number);
         case Dtype::u8: return text_of<std::uint8_t>(base, number, digits);
         case Dtype::i8: return text_of<std::int8_t>(base, number, digits);
         case Dtype::u16: return text_of<std::uint16_t>(base, number, digits);

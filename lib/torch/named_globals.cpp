@@ -55,7 +55,7 @@ constexpr auto unsafe_modules = rows_of<1, 18>(R"(os posix nt subprocess sys run
 constexpr auto unsafe_builtins = rows_of<1, 10>(R"(eval exec compile __import__ getattr setattr open execfile
     globals breakpoint)");
 
-bool any(const auto& rows, std::string_view one) {
+bool is_any(const auto& rows, std::string_view one) {
     return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[0] == one; });
 }
 
@@ -154,7 +154,7 @@ private:
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
             const Kind key = pickle_.kind(items[i]);
             const bool hidden = key == Kind::call || key == Kind::persistent;
-            if (hidden || (key == Kind::text && any(called_attributes, pickle_.text(items[i]))))
+            if (hidden || (key == Kind::text && is_any(called_attributes, pickle_.text(items[i]))))
                 add_called(class_of(pickle_, items[i + 1]));
         }
     }
@@ -224,7 +224,7 @@ bool is_unsafe(const NamedGlobal& named) { return is_unsafe({named.module, named
 
 bool is_known(const Global& global) {
     if (const std::string name = dotted(global); is_named(global, name))
-        if (is_tensor_function(name) || is_container(name) || is_value_function(name) || any(other_known, name))
+        if (is_tensor_function(name) || is_container(name) || is_value_function(name) || is_any(other_known, name))
             return true;
     if (global.module == "torch" && dtype_from_torch(global.name)) return true;
     if (global.module == "torch.storage") return storage_type(global.name).has_value();
@@ -240,8 +240,8 @@ bool is_known_in_script(const Global& global) {
 bool runs_code(const Global& global) noexcept {
     std::string_view module = global.module;
     for (std::string_view name = global.name;;) {
-        if (any(unsafe_modules, before_dot(module))) return true;
-        if (module == "builtins" && any(unsafe_builtins, before_dot(name))) return true;
+        if (is_any(unsafe_modules, before_dot(module))) return true;
+        if (module == "builtins" && is_any(unsafe_builtins, before_dot(name))) return true;
         const std::size_t dot = name.find('.');
         if (dot == name.npos) return false;
         module = name.substr(0, dot);

@@ -54,21 +54,24 @@ struct NumpyArray {
     bool fortran = false;  ///< stored column by column
 };
 
-struct Named {
+struct NamedNumber {
     std::string_view code;
     std::string_view name;
     Dtype dtype;
 };
 constexpr std::array numbers{
-    Named{"b1", "bool", Dtype::boolean},  Named{"i1", "int8", Dtype::i8},          Named{"u1", "uint8", Dtype::u8},
-    Named{"i2", "int16", Dtype::i16},     Named{"u2", "uint16", Dtype::u16},       Named{"i4", "int32", Dtype::i32},
-    Named{"u4", "uint32", Dtype::u32},    Named{"i8", "int64", Dtype::i64},        Named{"u8", "uint64", Dtype::u64},
-    Named{"f2", "float16", Dtype::f16},   Named{"f4", "float32", Dtype::f32},      Named{"f8", "float64", Dtype::f64},
-    Named{"c8", "complex64", Dtype::c64}, Named{"c16", "complex128", Dtype::c128},
+    NamedNumber{"b1", "bool", Dtype::boolean},  NamedNumber{"i1", "int8", Dtype::i8},
+    NamedNumber{"u1", "uint8", Dtype::u8},      NamedNumber{"i2", "int16", Dtype::i16},
+    NamedNumber{"u2", "uint16", Dtype::u16},    NamedNumber{"i4", "int32", Dtype::i32},
+    NamedNumber{"u4", "uint32", Dtype::u32},    NamedNumber{"i8", "int64", Dtype::i64},
+    NamedNumber{"u8", "uint64", Dtype::u64},    NamedNumber{"f2", "float16", Dtype::f16},
+    NamedNumber{"f4", "float32", Dtype::f32},   NamedNumber{"f8", "float64", Dtype::f64},
+    NamedNumber{"c8", "complex64", Dtype::c64}, NamedNumber{"c16", "complex128", Dtype::c128},
 };
 
-const Named* number(std::string_view code) {
-    const auto found = std::find_if(numbers.begin(), numbers.end(), [&](const Named& row) { return row.code == code; });
+const NamedNumber* number(std::string_view code) {
+    const auto found =
+        std::find_if(numbers.begin(), numbers.end(), [&](const NamedNumber& row) { return row.code == code; });
     return found == numbers.end() ? nullptr : &*found;
 }
 
@@ -174,7 +177,7 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
 
     NumpyDtype dtype{.text = {}, .kind = code->front(), .size = *size};
     if (dtype.kind == 'U') dtype.size *= 4;
-    const Named* const row = number(*code);
+    const NamedNumber* const row = number(*code);
     if (row != nullptr) dtype.dtype = row->dtype;
     const bool ordered =
         dtype.kind == 'U' || (dtype.kind != 'S' && dtype.kind != 'V' && dtype.kind != 'O' && *size > 1);
@@ -189,7 +192,7 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
 
 /// Returns the dtype as numpy.dtype() takes it: a name such as "float32" for little-endian numbers, else the text.
 std::string numpy_class(const NumpyDtype& dtype) {
-    const Named* const row = number(std::string_view(dtype.text).substr(1));
+    const NamedNumber* const row = number(std::string_view(dtype.text).substr(1));
     return row == nullptr || dtype.big_endian ? dtype.text : std::string(row->name);
 }
 

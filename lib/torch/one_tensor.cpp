@@ -25,8 +25,10 @@ std::string described(const StateTree::Node& node) {
     if (const auto* const opaque = std::get_if<StateTree::Opaque>(&node))
         return opaque->why.empty() ? opaque->type : excerpt(opaque->type) + " (" + excerpt(opaque->why) + ')';
     if (const auto* const sequence = std::get_if<StateTree::Sequence>(&node)) {
-        using Kind = StateTree::Sequence::Kind;
-        return sequence->kind == Kind::list ? "a list" : sequence->kind == Kind::tuple ? "a tuple" : "a set";
+        using SequenceKind = StateTree::Sequence::Kind;
+        return sequence->kind == SequenceKind::list    ? "a list"
+               : sequence->kind == SequenceKind::tuple ? "a tuple"
+                                                       : "a set";
     }
     if (std::holds_alternative<StateTree::Dict>(node)) return "a dictionary";
     if (std::holds_alternative<std::string>(node)) return "a text";

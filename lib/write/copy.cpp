@@ -4,6 +4,7 @@
 #include <safemap/advanced/dtypes.hpp>
 
 #include "lazy/blocks.hpp"
+#include "write/cuts.hpp"
 
 #include <algorithm>
 
@@ -13,12 +14,9 @@ namespace {
 
 using namespace literals;
 
-// The same block size as in shard_copier.cpp: blocks close together are written faster.
-constexpr std::uint64_t stream_block = 1_MiB;
 // If blocks do not begin at pages of the file, their size is a multiple of all element sizes and of the three bytes of
 // four F6 elements.
 constexpr std::uint64_t grain = 48;
-constexpr std::uint64_t page = io::direct_alignment;
 
 /// A writer of a region's bytes in consecutive stretches.
 class Rows {
@@ -56,7 +54,7 @@ void copy_ranges(const OutputPlace& to, const LazyTensor& value, Worker& worker)
     Rows rows(to);
     for (std::uint64_t done = 0; done < size;) {
         const std::uint64_t end = std::min(size, ((place + done) / block + 1) * block - place);
-        const std::uint64_t into_page = one_place ? (place + done) % page : 0;
+        const std::uint64_t into_page = one_place ? (place + done) % io::direct_alignment : 0;
         const auto bytes = worker.buffer(copy_buffer)
                                .subspan(static_cast<std::size_t>(into_page), static_cast<std::size_t>(end - done));
         worker.gatherer.fill(value, done, bytes);

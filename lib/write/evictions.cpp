@@ -11,7 +11,7 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-constexpr std::uint64_t page = 4_KiB;
+constexpr std::uint64_t cache_page = 4_KiB;
 constexpr std::uint64_t most_steps = 256;
 constexpr std::uint64_t most_entries = 1U << 20;  // entries of the table of steps and files
 
@@ -20,7 +20,7 @@ void merge(std::vector<Extent>& ranges) {
     std::sort(ranges.begin(), ranges.end(), [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
     std::size_t kept = 0;
     for (const Extent& range : ranges) {
-        if (kept > 0 && range.offset <= ranges[kept - 1].end() + page) {
+        if (kept > 0 && range.offset <= ranges[kept - 1].end() + cache_page) {
             Extent& last = ranges[kept - 1];
             last.size = std::max(last.end(), range.end()) - last.offset;
         } else {
@@ -150,10 +150,12 @@ void Evictions::take_before(File& file, std::uint64_t end, std::vector<SourceRan
     for (; file.next < file.wanted.size(); ++file.next) {
         const Extent& range = file.wanted[file.next];
         const bool whole = range.end() <= end;
-        const std::uint64_t from = std::max(range.offset, file.evicted) / page * page;
+        const std::uint64_t from = std::max(range.offset, file.evicted) / cache_page * cache_page;
         // No wanted range is in the last page of this one.
-        const std::uint64_t to = whole ? std::min(file.source->size(), (range.end() + page - 1) / page * page) : end;
-        if (to / page > from / page || (whole && to > from)) taken.push_back({file.source, {from, to - from}});
+        const std::uint64_t to =
+            whole ? std::min(file.source->size(), (range.end() + cache_page - 1) / cache_page * cache_page) : end;
+        if (to / cache_page > from / cache_page || (whole && to > from))
+            taken.push_back({file.source, {from, to - from}});
         file.evicted = std::max(file.evicted, to);
         if (!whole) return;
     }

@@ -66,9 +66,9 @@ bool same_file(const Source& a, const Source& b) {
     return !a.identity().empty() && a.identity() == b.identity() && same_bytes(a, b);
 }
 
-class Planner {
+class ExtrasPlanner {
 public:
-    Planner(const std::filesystem::path& out, bool overwrite) : overwrite_(overwrite) {
+    ExtrasPlanner(const std::filesystem::path& out, bool overwrite) : overwrite_(overwrite) {
         std::error_code ignored;
         if (std::filesystem::is_directory(out, ignored)) there_ = open_folder(out, Mapping::never);
     }
@@ -111,7 +111,7 @@ PlannedExtras plan_extras(const std::filesystem::path& out, const SaveOptions& o
     if (is_one_file(out, options)) return {};
     std::set<std::string_view> taken;
     for (const ExtraFile& extra : options.extras.files) require_name(extra, layout, taken);
-    Planner planner(out, options.overwrite);
+    ExtrasPlanner planner(out, options.overwrite);
     planner.planned.notes = options.extras.notes;
     for (const ExtraFile& extra : options.extras.files) planner.add(extra);
     return std::move(planner.planned);

@@ -20,8 +20,6 @@ namespace {
 
 static_assert(Workers::buffer_size(saving_threads.most, 1, largest_buffer) >= stream_block);
 
-constexpr std::uint64_t page = io::direct_alignment;
-
 /// Threads that gather tensors of many pieces, unless the caller gives a number: they wait for the disk, and while they
 /// do, others read pieces. Also more than there are processors.
 constexpr unsigned gathering_threads = 4;
@@ -156,7 +154,7 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
         }
     }
     constexpr std::uint64_t stack = 64_KiB;
-    return workers * (used + page + (gathers ? Gatherer::most_memory : 0) + stack);
+    return workers * (used + io::direct_alignment + (gathers ? Gatherer::most_memory : 0) + stack);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write
