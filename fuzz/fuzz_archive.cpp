@@ -1,6 +1,7 @@
 // Fuzzes whole zips, from the end record to tensor values. Property: any bytes give an Error, or a tree and records
 // that do not overlap and lie inside the file, in time and memory proportional to the input. open() throws if and only
 // if the reader that collects all faults finds one.
+#include "fuzz_target.hpp"
 #include "open/formats.hpp"
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"
@@ -15,6 +16,8 @@
 #include <cstdlib>
 #include <span>
 #include <vector>
+
+namespace fuzz_archive {
 
 using namespace safemap;
 
@@ -60,7 +63,7 @@ void walk(const std::shared_ptr<const Source>& source) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(archive, data, size) {
     const auto bytes = std::as_bytes(std::span(data, size));
     const auto source = memory_source("fuzz", std::vector<std::byte>(bytes.begin(), bytes.end()));
     if (open::sniff(*source).content != open::Content::zip) return 0;
@@ -71,3 +74,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     return 0;
 }
+
+}  // namespace fuzz_archive

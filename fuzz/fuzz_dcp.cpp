@@ -7,6 +7,7 @@
 // has faults collected, as verify() does, where open() stops at the first.
 #include "base/zstd.hpp"
 #include "distributed/dcp_forge.hpp"
+#include "fuzz_target.hpp"
 #include "open/readers.hpp"
 #include "zstd_frames.hpp"
 
@@ -20,6 +21,8 @@
 #include <random>
 #include <string>
 #include <string_view>
+
+namespace fuzz_dcp {
 
 using namespace safemap;
 using dcp_forge::Save;
@@ -97,7 +100,7 @@ void open_all(const Files& files, FaultSink& faults) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(dcp, data, size) {
     if (size == 0) return 0;
     const unsigned target = data[0] & 3U;
     Save save = forged(static_cast<dcp_forge::Era>(data[0] >> 2U & 3U));
@@ -121,3 +124,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     return 0;
 }
+
+}  // namespace fuzz_dcp

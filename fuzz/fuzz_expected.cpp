@@ -1,6 +1,7 @@
 // Fuzzes expectations of a model. Property: an accepted expectation can be filled completely from an empty checkpoint,
 // and is the same after it is written and read again.
 #include "base/json.hpp"
+#include "fuzz_target.hpp"
 
 #include <safemap/plan.hpp>
 
@@ -9,6 +10,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace fuzz_expected {
 
 namespace {
 
@@ -60,7 +63,7 @@ void require_had(const std::vector<ExpectedTensor>& expected) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+FUZZ_TARGET(expected, bytes, size) {
     try {
         const auto expected = parse_expected({reinterpret_cast<const char*>(bytes), size});
         require_same(parse_expected(written(expected)), expected);
@@ -70,3 +73,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     }
     return 0;
 }
+
+}  // namespace fuzz_expected

@@ -1,5 +1,6 @@
 // Fuzzes headers. Properties: extents are inside the file; a header that is written and read again is the same; the
 // fast path without a JSON parser gives the same header as the JSON parser.
+#include "fuzz_target.hpp"
 #include "safetensors/header.hpp"
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include <span>
 #include <string>
 #include <vector>
+
+namespace fuzz_header {
 
 namespace {
 
@@ -82,7 +85,7 @@ void require_same_both_ways(const std::vector<std::byte>& file, const safetensor
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+FUZZ_TARGET(header, bytes, size) {
     const auto input = std::as_bytes(std::span(bytes, size));
     const std::vector<std::byte> file(input.begin(), input.end());
 
@@ -109,3 +112,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     }
     return 0;
 }
+
+}  // namespace fuzz_header

@@ -1,5 +1,6 @@
 // Fuzzes indexes. Properties: no shard is outside the folder, tensor names are unique, and writing then reading gives
 // the same.
+#include "fuzz_target.hpp"
 #include "safetensors/index.hpp"
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace fuzz_index {
 
 namespace {
 
@@ -48,7 +51,7 @@ void require_sound(const safetensors::Index& index) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+FUZZ_TARGET(index, bytes, size) {
     const auto text = std::as_bytes(std::span(bytes, size));
     CollectFaults collected;
     const auto loose = read(text, collected);
@@ -71,3 +74,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     }
     return 0;
 }
+
+}  // namespace fuzz_index

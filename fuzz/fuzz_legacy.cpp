@@ -1,5 +1,6 @@
 // Fuzzes files from before torch 1.6, plain pickles, and tars of torch 0.1, as format detection sorts them. Property:
 // any bytes give a tree or an Error, in time and memory proportional to the input.
+#include "fuzz_target.hpp"
 #include "torch/legacy.hpp"
 #include "torch/plain.hpp"
 #include "torch/tar.hpp"
@@ -14,9 +15,11 @@
 #include <string_view>
 #include <vector>
 
+namespace fuzz_legacy {
+
 using namespace safemap;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(legacy, data, size) {
     const auto bytes = std::as_bytes(std::span(data, size));
     const auto source = memory_source("fuzz", std::vector<std::byte>(bytes.begin(), bytes.end()));
     const std::string_view text(reinterpret_cast<const char*>(data), size);
@@ -34,3 +37,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     return 0;
 }
+
+}  // namespace fuzz_legacy

@@ -1,5 +1,6 @@
 // Fuzzes the pickle machine and the conversion of its graph. Property: any bytes give a tree or an Error, in time and
 // memory proportional to the input.
+#include "fuzz_target.hpp"
 #include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 
@@ -12,9 +13,11 @@
 #include <span>
 #include <vector>
 
+namespace fuzz_pickle {
+
 using namespace safemap;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(pickle, data, size) {
     static const auto storage = memory_source("storage", std::vector<std::byte>(4096));
     const std::span<const char> bytes(reinterpret_cast<const char*>(data), size);
     const torch::Storages storages{.find =
@@ -36,3 +39,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     return 0;
 }
+
+}  // namespace fuzz_pickle

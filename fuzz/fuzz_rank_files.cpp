@@ -5,6 +5,7 @@
 // The first byte of an input picks the set and the file with seven bits. If its highest bit is set, the rest is a list
 // of changes of that file's pickle: a kind, a place of two bytes, and a value. Otherwise the rest is the pickle itself.
 #include "distributed/rank_forge.hpp"
+#include "fuzz_target.hpp"
 
 #include <safemap/error.hpp>
 
@@ -16,6 +17,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace fuzz_rank_files {
 
 using namespace safemap;
 using namespace rank_forge;
@@ -165,7 +168,7 @@ void try_open(const distributed::RankFiles& files) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(rank_files, data, size) {
     static const std::vector<Target> targets = forged();
     if (size == 0) return 0;
     const Target& target = targets[(data[0] & 0x7fU) % targets.size()];
@@ -179,3 +182,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try_open({std::make_shared<forge::Folder>(std::move(files)), target.set.files()});
     return 0;
 }
+
+}  // namespace fuzz_rank_files

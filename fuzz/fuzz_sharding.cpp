@@ -1,15 +1,17 @@
 // Fuzzes DCP_SHARDING_INFO, the places of the parts in a file of Hugging Face shards. Properties: a place is of a
 // tensor that the file has, faults are those of the list, and writing then reading gives the same. Then a folder of two
 // shards with this text: what opens has only tensors that its parts cover.
+#include "distributed/hf_forge.hpp"
+#include "fuzz_target.hpp"
 #include "open/readers.hpp"
 #include "safetensors/sharding_info.hpp"
-
-#include "distributed/hf_forge.hpp"
 
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <vector>
+
+namespace fuzz_sharding {
 
 namespace {
 
@@ -66,9 +68,11 @@ void check_folder(const std::string& text) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+FUZZ_TARGET(sharding, bytes, size) {
     const std::string text(reinterpret_cast<const char*>(bytes), size);
     check_text(text);
     check_folder(text);
     return 0;
 }
+
+}  // namespace fuzz_sharding

@@ -1,5 +1,6 @@
 // Fuzzes slices of slices. Properties: small tensors give the same as the slow reference; all others stay inside the
 // base.
+#include "fuzz_target.hpp"
 #include "reference/slow_slice.hpp"
 #include "tensor/reach.hpp"
 
@@ -14,6 +15,8 @@
 #include <cstring>
 #include <span>
 #include <vector>
+
+namespace fuzz_slice {
 
 namespace {
 
@@ -124,7 +127,7 @@ void slice_any(Input& input, const Shape& shape) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(slice, data, size) {
     Input input({data, size});
     constexpr Dtype dtypes[] = {Dtype::u8, Dtype::f4, Dtype::f6_e3m2};
     const Dtype dtype = dtypes[input.byte() % 3];
@@ -136,3 +139,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     else slice_any(input, shape);
     return 0;
 }
+
+}  // namespace fuzz_slice

@@ -1,4 +1,5 @@
 // Fuzzes structure documents. Property: an accepted document gives a tree whose own document reads as the same tree.
+#include "fuzz_target.hpp"
 #include "state/structure.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -11,6 +12,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace fuzz_structure {
 
 namespace {
 
@@ -39,7 +42,7 @@ std::string again(std::string_view document) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+FUZZ_TARGET(structure, bytes, size) {
     try {
         const std::string once = again({reinterpret_cast<const char*>(bytes), size});
         if (again(once) != once) std::abort();
@@ -48,3 +51,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     }
     return 0;
 }
+
+}  // namespace fuzz_structure

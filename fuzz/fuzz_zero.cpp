@@ -5,6 +5,7 @@
 // bit is set, the rest is a list of changes of that file's pickle: a kind, a place of two bytes, and a value. Otherwise
 // the rest is the pickle itself.
 #include "distributed/zero_forge.hpp"
+#include "fuzz_target.hpp"
 #include "open/readers.hpp"
 
 #include <safemap/error.hpp>
@@ -16,6 +17,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace fuzz_zero {
 
 using namespace safemap;
 
@@ -79,7 +82,7 @@ void try_open(const std::map<std::string, std::string>& files, const OpenOptions
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(zero, data, size) {
     static const std::vector<Target> targets = forged();
     if (size == 0) return 0;
     const Target& target = targets[(data[0] & 0x1fU) % targets.size()];
@@ -95,3 +98,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try_open(files, options);
     return 0;
 }
+
+}  // namespace fuzz_zero

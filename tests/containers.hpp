@@ -117,7 +117,7 @@ inline std::string pt(const std::vector<Sample>& samples, const std::map<std::st
     return forge::archive(dict + "u", storages);
 }
 
-inline Checkpoint open(const std::string& content, std::string name = "forged") {
+inline Checkpoint checkpoint_of(const std::string& content, std::string name = "forged") {
     return Checkpoint::open(forge::source(content, std::move(name)));
 }
 

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+namespace checksum_test {
+
 using namespace safemap;
 
 namespace {
@@ -49,3 +51,5 @@ TEST_CASE("a digest does not depend on how the bytes are split into calls") {
 TEST_CASE("CRC-32 gives the check value of the zip specification") {
     CHECK(crc32(0, bytes_of("123456789")) == 0xCBF43926U);
 }
+
+}  // namespace checksum_test

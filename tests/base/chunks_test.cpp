@@ -4,6 +4,8 @@
 
 #include <limits>
 
+namespace chunks_test {
+
 using namespace safemap;
 
 TEST_CASE("indices are split as by torch.chunk") {
@@ -28,3 +30,5 @@ TEST_CASE("indices are split as by torch.chunk") {
     check(0, most, most, 0, 1);
     check(1, 2, most, most / 2 + 1, most);
 }
+
+}  // namespace chunks_test

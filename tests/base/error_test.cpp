@@ -3,6 +3,8 @@
 
 #include <set>
 
+namespace error_test {
+
 using namespace safemap;
 
 TEST_CASE("every code has a name of its own, a sentence and an exit code") {
@@ -59,3 +61,5 @@ TEST_CASE("a path that the operation already names is not repeated") {
     CHECK(std::string(error.what()) == "convert: save out/: exists already");
     CHECK(error.path() == "out");
 }
+
+}  // namespace error_test

@@ -5,6 +5,8 @@
 
 #include <initializer_list>
 
+namespace fold_test {
+
 using namespace safemap;
 
 namespace {
@@ -84,3 +86,5 @@ TEST_CASE("a name of a hundred thousand dots is split in linear time") {
     CHECK(name_parts(dots).size() == 64);
     CHECK(folded({dots.c_str()}) == dots + " x1\n");
 }
+
+}  // namespace fold_test

@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+namespace inflate_test {
+
 using namespace safemap;
 
 namespace {
@@ -90,3 +92,5 @@ TEST_CASE("a stream with a wrong checksum is a fault when its last byte is read,
         CHECK(error.message().find("'a/data/0'") != std::string::npos);
     }
 }
+
+}  // namespace inflate_test

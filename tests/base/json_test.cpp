@@ -3,6 +3,8 @@
 
 #include "doctest_safemap.hpp"
 
+namespace json_test {
+
 using namespace safemap;
 
 namespace {
@@ -159,3 +161,5 @@ TEST_CASE("the members of a large object are streamed, not stored") {
     CHECK_FAULT(parsed(R"({"big":{"x":)" + nested(126) + "}}"), Errc::index_not_json);
     CHECK_OK(parsed(R"({"big":{"x":)" + nested(125) + "}}"));
 }
+
+}  // namespace json_test

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+namespace name_index_test {
+
 using safemap::NameIndex;
 
 TEST_CASE("every name has the number it was added with") {
@@ -40,3 +42,5 @@ TEST_CASE("hashes differ for names that differ in one bit or in length") {
     CHECK(safemap::name_hash(std::string_view("a\0", 2)) != safemap::name_hash("a"));
     CHECK(safemap::name_hash("a") == safemap::name_hash(std::string("a")));
 }
+
+}  // namespace name_index_test

@@ -9,6 +9,8 @@
 #include <random>
 #include <thread>
 
+namespace ordered_digests_test {
+
 using namespace safemap;
 
 namespace {
@@ -79,3 +81,5 @@ TEST_CASE("a wait on the caller's thread reports progress and can be stopped") {
     CHECK_FAULT(digests.feed(0, 20, 10, bytes, &watch), Errc::cancelled);
     CHECK(told == 2);
 }
+
+}  // namespace ordered_digests_test

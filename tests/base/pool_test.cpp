@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+namespace pool_test {
+
 using namespace safemap;
 
 TEST_CASE("every index is processed once, and no worker number is used twice at a time") {
@@ -91,3 +93,5 @@ TEST_CASE("zero threads means one per processor, and no operation takes more tha
         CHECK(thread_count(100'000, limits) == limits.most);
     }
 }
+
+}  // namespace pool_test

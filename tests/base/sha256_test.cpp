@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+namespace sha256_test {
+
 using namespace safemap;
 
 namespace {
@@ -55,3 +57,5 @@ TEST_CASE("SHA-256 does not depend on the pieces, and agrees with a slow referen
         CHECK(hex(sha.digest()) == sha256(bytes));
     }
 }
+
+}  // namespace sha256_test

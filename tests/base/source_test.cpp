@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+namespace source_test {
+
 using namespace safemap;
 
 namespace {
@@ -90,3 +92,5 @@ TEST_CASE("spans that reach past the end of a source are refused") {
         CHECK_FAULT(source->read_scattered(11, {}), Errc::file_truncated);
     }
 }
+
+}  // namespace source_test

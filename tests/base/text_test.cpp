@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+namespace text_test {
+
 using namespace safemap;
 
 namespace {
@@ -126,3 +128,5 @@ TEST_CASE(
     }
     CHECK(json_quoted("a\xC2\x9B\b\xFF\xF0\x9F\xA6\x99") == "\"a\\u009b\\b\xEF\xBF\xBD\xF0\x9F\xA6\x99\"");
 }
+
+}  // namespace text_test

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+namespace zstd_test {
+
 using namespace safemap;
 
 namespace {
@@ -137,3 +139,5 @@ TEST_CASE("more streams than passes are kept read from several threads" * doctes
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong == 0);
 }
+
+}  // namespace zstd_test

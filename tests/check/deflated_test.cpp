@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+namespace deflated_test {
+
 using namespace safemap;
 
 namespace {
@@ -148,3 +150,5 @@ TEST_CASE("no flipped bit of a deflated record gives the saved values without a 
         right_or_refused([&](const Checkpoint& model) { return digests(model).checkpoint == all; });
     }
 }
+
+}  // namespace deflated_test

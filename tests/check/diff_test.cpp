@@ -11,6 +11,8 @@
 #include <optional>
 #include <set>
 
+namespace diff_test {
+
 using namespace safemap;
 using namespace containers;
 using What = TensorDifference::What;
@@ -24,7 +26,7 @@ std::string floats(std::initializer_list<float> values) {
 }
 
 Checkpoint file_of(const std::vector<Sample>& samples, std::string_view more = {}) {
-    return open(containers::safetensors(samples, more));
+    return checkpoint_of(containers::safetensors(samples, more));
 }
 
 /// Returns the only difference between two files of one tensor each.
@@ -175,9 +177,9 @@ TEST_CASE("random differences are found in every container, each at its first di
         auto b = a;
         spoil(random, b);
         const TempDir dir;
-        check_values(open(pt(a)), a, file_of(b), b);
-        check_values(Checkpoint::open(write_shards(dir, a)), a, open(pt(b)), b);
-        check_values(file_of(a), a, open(pt(a)), a);
+        check_values(checkpoint_of(pt(a)), a, file_of(b), b);
+        check_values(Checkpoint::open(write_shards(dir, a)), a, checkpoint_of(pt(b)), b);
+        check_values(file_of(a), a, checkpoint_of(pt(a)), a);
 
         const auto small = random_samples(random, {Dtype::f4, Dtype::f6_e2m3, Dtype::f6_e3m2, Dtype::f8_e4m3});
         auto spoiled = small;
@@ -194,24 +196,24 @@ TEST_CASE("large tensors are compared in blocks: contiguous, against a transpose
     for (const std::size_t place : {4'679'996U, 3'000'001U, 2'999'999U, 4'300'000U}) b[0].bytes[place] ^= 1;
     b[1].bytes.back() ^= 64;
     check_values(file_of(a), a, file_of(b), b);
-    check_values(file_of(a), a, open(pt(b)), b);
-    check_values(open(pt(a)), a, file_of(b), b);
-    check_values(open(pt(a)), a, open(pt(b)), b);
-    check_values(open(pt(a)), a, file_of(a), a);
+    check_values(file_of(a), a, checkpoint_of(pt(b)), b);
+    check_values(checkpoint_of(pt(a)), a, file_of(b), b);
+    check_values(checkpoint_of(pt(a)), a, checkpoint_of(pt(b)), b);
+    check_values(checkpoint_of(pt(a)), a, file_of(a), a);
 }
 
 TEST_CASE("ties are expanded: a tensor stored once equals the same tensor stored twice") {
     const Sample w{"w", Dtype::f32, {2}, floats({1, 2})};
     const Sample head{"head", Dtype::f32, {2}, floats({1, 2})};
     const auto by_metadata = file_of({w}, R"("__metadata__":{"head":"w"},)");
-    const auto tied = open(pt({w}, {{"head", "w"}}));
+    const auto tied = checkpoint_of(pt({w}, {{"head", "w"}}));
     const auto apart = file_of({w, head});
     for (const auto& a : {by_metadata, tied, apart})
         for (const auto& b : {by_metadata, tied, apart}) CHECK(diff(a, b).equal());
     CHECK(diff(by_metadata, tied).bytes == 8);
     CHECK(diff(by_metadata, apart).bytes == 16);
 
-    const auto spoiled = open(pt({{"w", Dtype::f32, {2}, floats({1, 3})}}, {{"head", "w"}}));
+    const auto spoiled = checkpoint_of(pt({{"w", Dtype::f32, {2}, floats({1, 3})}}, {{"head", "w"}}));
     const auto report = diff(spoiled, tied);
     REQUIRE(report.different.size() == 2);
     CHECK(report.different[0].name == "w");
@@ -242,7 +244,7 @@ TEST_CASE("nothing is read after the first difference") {
     DiffOptions options;
     options.work.threads = 1;
     read = 0;
-    const auto report = diff(a, open(other), options);
+    const auto report = diff(a, checkpoint_of(other), options);
     REQUIRE(report.different.size() == 1);
     CHECK(report.different[0].index == Shape{1000});
     CHECK(report.different[0].a.value == "120");
@@ -277,3 +279,5 @@ TEST_CASE("diff reports progress, can be stopped, and names the tensor that cann
     CHECK(error->code() == Errc::io_error);
     CHECK(error->tensor() == "w");
 }
+
+}  // namespace diff_test

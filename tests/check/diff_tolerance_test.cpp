@@ -8,6 +8,8 @@
 #include <limits>
 #include <map>
 
+namespace diff_tolerance_test {
+
 using namespace safemap;
 using namespace containers;
 using What = TensorDifference::What;
@@ -35,7 +37,7 @@ Sample bfloats(std::string name, const std::vector<float>& values) {
 }
 
 Checkpoint file_of(const std::vector<Sample>& samples, std::string_view more = {}) {
-    return open(containers::safetensors(samples, more));
+    return checkpoint_of(containers::safetensors(samples, more));
 }
 
 DiffOptions within(double atol, double rtol = 0) {
@@ -142,8 +144,9 @@ TEST_CASE("large tensors are read to the end, in every container") {
     DiffOptions options = within(1.5);
     options.cast = true;
     options.work.threads = 8;  // buffers of 2 MiB
-    for (const Checkpoint& a : {file_of({of_a}), open(pt({of_a}))}) {
-        for (const Checkpoint& b : {file_of({of_b}), open(pt({of_b})), file_of({doubles}), open(pt({doubles}))}) {
+    for (const Checkpoint& a : {file_of({of_a}), checkpoint_of(pt({of_a}))}) {
+        for (const Checkpoint& b :
+             {file_of({of_b}), checkpoint_of(pt({of_b})), file_of({doubles}), checkpoint_of(pt({doubles}))}) {
             const DiffReport report = diff(a, b, options);
             REQUIRE(report.different.size() == 1);
             CHECK(report.different[0].index == Shape{400'000 / 700, 400'000 % 700});
@@ -214,3 +217,5 @@ TEST_CASE("a tie that only one side has is noted") {
     REQUIRE(crowd.notes.size() == 17);
     CHECK(crowd.notes.back() == "B lacks 4 more ties");
 }
+
+}  // namespace diff_tolerance_test

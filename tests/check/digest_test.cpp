@@ -15,6 +15,8 @@
 #include <set>
 #include <thread>
 
+namespace digest_test {
+
 using namespace safemap;
 using namespace containers;
 
@@ -81,30 +83,30 @@ TEST_CASE("the same tensors have the same digests in one file, in shards and in 
         const auto samples =
             random_samples(random, {Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::i64, Dtype::u8, Dtype::boolean});
         const TempDir dir;
-        check(open(containers::safetensors(samples)), samples);
+        check(checkpoint_of(containers::safetensors(samples)), samples);
         check(Checkpoint::open(write_shards(dir, samples)), samples);
-        check(open(pt(samples)), samples);
+        check(checkpoint_of(pt(samples)), samples);
     }
 }
 
 TEST_CASE("sub-byte elements are hashed in their packed form") {
     std::mt19937 random(7);
     const auto samples = random_samples(random, {Dtype::f4, Dtype::f6_e2m3, Dtype::f6_e3m2, Dtype::f8_e8m0});
-    check(open(containers::safetensors(samples)), samples);
+    check(checkpoint_of(containers::safetensors(samples)), samples);
 }
 
 TEST_CASE("a checkpoint without tensors, empty tensors and 0-d tensors have digests too") {
-    check(open(containers::safetensors({})), {});
-    CHECK(digests(open(containers::safetensors({}))).checkpoint == of_nothing);
+    check(checkpoint_of(containers::safetensors({})), {});
+    CHECK(digests(checkpoint_of(containers::safetensors({}))).checkpoint == of_nothing);
     const std::vector<Sample> samples = {{"none", Dtype::f32, {3, 0}, ""}, {"one", Dtype::u8, {}, "x"}};
-    check(open(containers::safetensors(samples)), samples);
-    CHECK(digests(open(containers::safetensors(samples))).tensors.front().digest == of_nothing);
+    check(checkpoint_of(containers::safetensors(samples)), samples);
+    CHECK(digests(checkpoint_of(containers::safetensors(samples))).tensors.front().digest == of_nothing);
 }
 
 TEST_CASE("the digest covers names, dtypes and shapes, not metadata or the order of tensors") {
     const std::vector<Sample> samples = {{"a", Dtype::u8, {4}, "1234"}, {"b", Dtype::u8, {4}, "5678"}};
     const auto digest = [](const std::vector<Sample>& of, std::string_view more = {}) {
-        return digests(open(containers::safetensors(of, more))).checkpoint;
+        return digests(checkpoint_of(containers::safetensors(of, more))).checkpoint;
     };
     const std::string whole = digest(samples);
     CHECK(digest(samples, R"("__metadata__":{"x":"y"},)") == whole);
@@ -120,7 +122,7 @@ TEST_CASE("a name with a NUL does not change the order of the lines") {
                                    {"a\\u0000Z", Dtype::u8, {1}, "2"},
                                    {"a\\u0001", Dtype::u8, {1}, "3"},
                                    {"a\\u0000A", Dtype::u8, {1}, "4"}};
-    const auto report = digests(open(containers::safetensors(samples)));
+    const auto report = digests(checkpoint_of(containers::safetensors(samples)));
     using namespace std::string_literals;
     samples[1].name = "a\0Z"s;
     samples[2].name = "a\1"s;
@@ -133,13 +135,13 @@ TEST_CASE("each name of a tied tensor counts as a tensor, and is hashed once") {
     auto expanded = samples;
     expanded.push_back({"head", Dtype::f32, {2}, "12345678"});
     SUBCASE("in a .pt") {
-        const auto model = open(pt(samples, {{"head", "w"}}));
+        const auto model = checkpoint_of(pt(samples, {{"head", "w"}}));
         REQUIRE(model.size() == 2);
         check(model, expanded);
         CHECK(digests(model).bytes == 12);
     }
     SUBCASE("in metadata") {
-        const auto model = open(containers::safetensors(samples, R"("__metadata__":{"head":"w"},)"));
+        const auto model = checkpoint_of(containers::safetensors(samples, R"("__metadata__":{"head":"w"},)"));
         check(model, expanded);
         CHECK(digests(model).bytes == 12);
     }
@@ -149,7 +151,7 @@ TEST_CASE("only selected tensors are hashed") {
     const std::vector<Sample> samples = {{"a", Dtype::u8, {4}, "1234"}, {"b", Dtype::u8, {4}, "5678"}};
     DigestOptions options;
     options.selection = Selection::glob("b");
-    const auto report = digests(open(containers::safetensors(samples)), options);
+    const auto report = digests(checkpoint_of(containers::safetensors(samples)), options);
     REQUIRE(report.tensors.size() == 1);
     CHECK(report.checkpoint == slow_digest({samples[1]}));
     CHECK(report.bytes == 4);
@@ -163,7 +165,7 @@ TEST_CASE("large tensors are read in parallel and hashed in order") {
         {"small", Dtype::f32, {}, "1234"},
         {"z", Dtype::f32, {2'500'000}, random_bytes(random, 10'000'000)},
     };
-    check(open(pt(samples)), samples);
+    check(checkpoint_of(pt(samples)), samples);
 
     std::mutex mutex;
     std::set<std::thread::id> readers;
@@ -180,7 +182,7 @@ TEST_CASE("large tensors are read in parallel and hashed in order") {
 TEST_CASE("slices and casts have the digest of what they load") {
     std::mt19937 random(11);
     const Shape shape{900, 1500};
-    const auto model = open(pt({{"w", Dtype::f32, shape, random_bytes(random, 5'400'000)}}));
+    const auto model = checkpoint_of(pt({{"w", Dtype::f32, shape, random_bytes(random, 5'400'000)}}));
     const LazyTensor whole = model["w"];
     const auto loaded = [](const LazyTensor& tensor) {
         const TensorView view = tensor.load();
@@ -259,3 +261,5 @@ TEST_CASE("digests report progress and can be stopped") {
     stop.request_stop();
     CHECK_FAULT(digests(model, options), Errc::cancelled);
 }
+
+}  // namespace digest_test

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+namespace rank_files_test {
+
 using namespace safemap;
 
 namespace {
@@ -159,3 +161,5 @@ TEST_CASE("the records of a DeepSpeed folder are checked even if the folder cann
     CHECK(report.faults.back().path() == damaged);
     CHECK(report.checked_bytes == 2 * bytes_of_records());
 }
+
+}  // namespace rank_files_test

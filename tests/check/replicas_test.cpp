@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+namespace replicas_test {
+
 using namespace safemap;
 
 namespace {
@@ -62,3 +64,5 @@ TEST_CASE("replicas that are made one at a time are compared, and only so many a
     REQUIRE(found.size() == 1001);
     CHECK(found.back().find("500 more") != std::string::npos);
 }
+
+}  // namespace replicas_test

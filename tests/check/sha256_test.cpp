@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 
+namespace sha256_test {
+
 using namespace safemap;
 using namespace containers;
 
@@ -19,7 +21,7 @@ namespace {
 /// Returns true if the build has SHA-256. If not, checks that every digest is refused; the test is then over.
 bool has_sha256() {
     try {
-        static_cast<void>(digests(open(containers::safetensors({})), {.algorithm = DigestAlgorithm::sha256}));
+        static_cast<void>(digests(checkpoint_of(containers::safetensors({})), {.algorithm = DigestAlgorithm::sha256}));
         return true;
     } catch (const Error& error) {
         CHECK(error.code() == Errc::invalid_argument);
@@ -66,8 +68,8 @@ TEST_CASE("SHA-256 is the same in every container, by any number of threads, and
     for (const Sample& sample : samples) wanted.emplace(sample.name, sha256_of(sample.bytes));
     const std::string wanted_of_all = slow_digest(samples);
     const TempDir dir;
-    for (const Checkpoint& model :
-         {open(containers::safetensors(samples)), Checkpoint::open(write_shards(dir, samples)), open(pt(samples))})
+    for (const Checkpoint& model : {checkpoint_of(containers::safetensors(samples)),
+                                    Checkpoint::open(write_shards(dir, samples)), checkpoint_of(pt(samples))})
         for (const unsigned threads : {1U, 4U}) {
             const auto report = digests(model, {.algorithm = DigestAlgorithm::sha256, .work = {.threads = threads}});
             CHECK(report.algorithm == DigestAlgorithm::sha256);
@@ -80,12 +82,12 @@ TEST_CASE("SHA-256 is the same in every container, by any number of threads, and
             }
         }
     CHECK(name(DigestAlgorithm::sha256) == "sha256");
-    CHECK(digests(open(containers::safetensors({}))).algorithm == DigestAlgorithm::xxh3_128);
+    CHECK(digests(checkpoint_of(containers::safetensors({}))).algorithm == DigestAlgorithm::xxh3_128);
 }
 
 TEST_CASE("two tensors can have the same XXH3-128, and then have different SHA-256") {
     const auto report = [](std::uint32_t high, DigestAlgorithm algorithm) {
-        return digests(open(containers::safetensors({{"w", Dtype::u8, {512}, colliding(high)}})),
+        return digests(checkpoint_of(containers::safetensors({{"w", Dtype::u8, {512}, colliding(high)}})),
                        {.algorithm = algorithm});
     };
     REQUIRE(colliding(1) != colliding(2));
@@ -94,3 +96,5 @@ TEST_CASE("two tensors can have the same XXH3-128, and then have different SHA-2
     CHECK(report(1, DigestAlgorithm::sha256).checkpoint != report(2, DigestAlgorithm::sha256).checkpoint);
     CHECK(report(1, DigestAlgorithm::sha256).tensors[0].digest != report(2, DigestAlgorithm::sha256).tensors[0].digest);
 }
+
+}  // namespace sha256_test

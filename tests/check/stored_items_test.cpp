@@ -13,6 +13,8 @@
 #include <random>
 #include <string>
 
+namespace stored_items_test {
+
 using namespace safemap;
 using namespace dcp_forge;
 
@@ -165,3 +167,5 @@ TEST_CASE("copies of ranks that differ are noted, and a common.pt that is damage
     CHECK(report.faults[0].code() == Errc::checksum_mismatch);
     CHECK(std::filesystem::path(report.faults[0].path()).filename() == "common.pt");
 }
+
+}  // namespace stored_items_test

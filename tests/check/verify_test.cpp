@@ -20,6 +20,8 @@
 #include <string>
 #include <thread>
 
+namespace verify_test {
+
 using namespace safemap;
 
 namespace {
@@ -304,3 +306,5 @@ TEST_CASE("a large tensor with a digest is read once, in parallel, and hashed in
     }
     CHECK(verify(write(xxh3_of("other"))).faults.size() == 1);
 }
+
+}  // namespace verify_test

@@ -8,6 +8,8 @@
 
 #include <string>
 
+namespace all_names_test {
+
 using namespace safemap;
 
 namespace {
@@ -40,3 +42,5 @@ TEST_CASE("a checkpoint without tensors has no names") {
     const auto model = open(forge::safetensors("{}"));
     CHECK(all_names(model).empty());
 }
+
+}  // namespace all_names_test

@@ -25,6 +25,8 @@
 #include <thread>
 #include <vector>
 
+namespace checkpoint_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -501,3 +503,5 @@ TEST_CASE("several threads can read, view, prefetch and evict one checkpoint") {
     }
     CHECK(wrong == 0);
 }
+
+}  // namespace checkpoint_test

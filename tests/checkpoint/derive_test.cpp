@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+namespace derive_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -322,3 +324,5 @@ TEST_CASE("the structure document of a selection has the new names, and objects 
           R"({"v":1,"root":{"b":["o","torch.Tensor",["t"],{},"a tensor that was not stored"],)"
           R"("wte":["T",{"n":"head"}],"head":["@T","wte"],"head2":["@T","wte"]}})");
 }
+
+}  // namespace derive_test

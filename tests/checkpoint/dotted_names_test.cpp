@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+namespace dotted_names_test {
+
 using namespace safemap;
 using namespace dcp_forge;
 
@@ -105,3 +107,5 @@ TEST_CASE("a flat checkpoint is a flat state dict") {
     CHECK(names(again) == std::vector<std::string>{"a.w", "b.w"});
     CHECK(again.tree() == nullptr);
 }
+
+}  // namespace dotted_names_test

@@ -4,6 +4,8 @@
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/plan.hpp>
 
+namespace expected_test {
+
 using namespace safemap;
 using namespace containers;
 
@@ -90,7 +92,7 @@ TEST_CASE("a shape of a hundred thousand ones is valid") {
 
 TEST_CASE("expectations passed by a program are checked like JSON") {
     const auto plan = [](std::vector<ExpectedTensor> expected) {
-        return plan_load(open(containers::safetensors({})), expected);
+        return plan_load(checkpoint_of(containers::safetensors({})), expected);
     };
     CHECK_FAULT(plan({{"w", Dtype::f32, {}}, {"w", Dtype::f32, {}}}), Errc::expectation_bad_field);
     CHECK_FAULT(plan({{"w", Dtype::f32, {}, "v"}}), Errc::expectation_bad_field);
@@ -100,7 +102,7 @@ TEST_CASE("expectations passed by a program are checked like JSON") {
 
 TEST_CASE("a checkpoint as an expectation has all its names, including ties") {
     const auto checkpoint =
-        open(pt({{"wte", Dtype::f32, {1}, "1234"}, {"b", Dtype::u8, {2}, "ab"}}, {{"head", "wte"}}));
+        checkpoint_of(pt({{"wte", Dtype::f32, {1}, "1234"}, {"b", Dtype::u8, {2}, "ab"}}, {{"head", "wte"}}));
     const auto expected = expected_tensors(checkpoint);
     REQUIRE(expected.size() == 3);
     CHECK(expected[0].name == "wte");
@@ -125,7 +127,7 @@ TEST_CASE("a path can be JSON of tensors, or any checkpoint") {
         REQUIRE(expected.size() == 1);
         CHECK(expected[0].name == "w");
         CHECK(expected[0].shape == Shape{2});
-        CHECK(plan_load(open(pt(samples)), path).ok());
+        CHECK(plan_load(checkpoint_of(pt(samples)), path).ok());
     };
     names_at(dir.write("model.json", " \n" + json));
     names_at(dir.write("model", json));
@@ -150,3 +152,5 @@ TEST_CASE("a path can be JSON of tensors, or any checkpoint") {
     std::filesystem::resize_file(large, (32 << 20) + 1);
     CHECK_FAULT(read_expected(large), Errc::expectation_not_json);
 }
+
+}  // namespace expected_test

@@ -3,6 +3,8 @@
 
 #include <sys/stat.h>
 
+namespace extras_test {
+
 using namespace safemap;
 using namespace containers;
 
@@ -95,7 +97,7 @@ TEST_CASE("only the folder of a finished model has extras") {
     const std::vector<fs::path> files = {dir / "shard0.safetensors"};
     CHECK(Checkpoint::open(files).extras().files.empty());
     CHECK(Checkpoint::open(files.front()).extras().files.empty());
-    CHECK(open(model()).extras().files.empty());
+    CHECK(checkpoint_of(model()).extras().files.empty());
 }
 
 TEST_CASE("a shard that an index names is not an extra") {
@@ -115,3 +117,5 @@ TEST_CASE("extras() of a folder that was replaced since open is refused") {
     fs::remove(dir / "model.safetensors");
     CHECK_FAULT(opened.extras(), Errc::file_changed);
 }
+
+}  // namespace extras_test

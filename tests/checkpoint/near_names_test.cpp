@@ -3,6 +3,8 @@
 
 #include "doctest_safemap.hpp"
 
+namespace near_names_test {
+
 using safemap::checkpoint::NearNames;
 
 namespace {
@@ -27,3 +29,5 @@ TEST_CASE("a name that is too different is not suggested") {
     CHECK(near("", {"abc"}).empty());
     CHECK(near("", {"a"}) == std::vector<std::string>{"a"});
 }
+
+}  // namespace near_names_test

@@ -18,13 +18,15 @@
 #include <optional>
 #include <set>
 
+namespace plan_test {
+
 using namespace safemap;
 using namespace containers;
 
 namespace {
 
 Checkpoint file_of(const std::vector<Sample>& samples, std::string_view more = {}) {
-    return open(containers::safetensors(samples, more));
+    return checkpoint_of(containers::safetensors(samples, more));
 }
 
 /// Returns a tensor of zeros.
@@ -146,7 +148,7 @@ TEST_CASE("the error message is folded and lists a few names of each kind") {
 // ---- ties
 
 TEST_CASE("a tied tensor is found under its other names, and no name of a used tensor is unexpected") {
-    const auto checkpoint = open(pt({floats("wte", {2, 3}), floats("b", {2})}, {{"head", "wte"}}));
+    const auto checkpoint = checkpoint_of(pt({floats("wte", {2, 3}), floats("b", {2})}, {{"head", "wte"}}));
     const ExpectedTensor b = {"b", f32, {2}};
     for (const char* name : {"wte", "head"}) {
         const LoadPlan plan = plan_load(checkpoint, std::vector<ExpectedTensor>{{name, f32, {2, 3}}, b});
@@ -354,8 +356,8 @@ TEST_CASE("tied tensors share one fill value") {
 // ---- selections
 
 TEST_CASE("only selected names are planned, on both sides") {
-    const auto checkpoint =
-        open(pt({floats("h.wte", {2}), floats("x.extra", {1}), floats("h.extra", {1})}, {{"x.head", "h.wte"}}));
+    const auto checkpoint = checkpoint_of(
+        pt({floats("h.wte", {2}), floats("x.extra", {1}), floats("h.extra", {1})}, {{"x.head", "h.wte"}}));
     const std::vector<ExpectedTensor> expected = {{"h.wte", f32, {2}}, {"x.gone", f32, {2}}, {"h.gone", f32, {2}}};
     const LoadPlan plan = plan_load(checkpoint, expected, {.selection = Selection::prefix("x")});
     CHECK(names(plan.missing) == Names{"x.gone"});
@@ -451,7 +453,7 @@ Checkpoint random_checkpoint(std::mt19937& random) {
         for (const std::string& alias : {any_name(random), any_name(random)})
             if (random() % 3 == 0 && taken.insert(alias).second) ties.emplace(alias, name);
     }
-    return open(pt(samples, ties));
+    return checkpoint_of(pt(samples, ties));
 }
 
 }  // namespace
@@ -499,8 +501,8 @@ TEST_CASE("a checkpoint meets its own expectations, in any container") {
         const auto samples = random_samples(random, {f32, Dtype::bf16, Dtype::i64, Dtype::boolean});
         const TempDir dir;
         const auto shards = Checkpoint::open(write_shards(dir, samples));
-        for (const auto& a : {file_of(samples), open(pt(samples)), shards})
-            for (const auto& b : {file_of(samples), open(pt(samples)), shards}) {
+        for (const auto& a : {file_of(samples), checkpoint_of(pt(samples)), shards})
+            for (const auto& b : {file_of(samples), checkpoint_of(pt(samples)), shards}) {
                 const LoadPlan plan = plan_load(a, expected_tensors(b));
                 CHECK(plan.ok());
                 CHECK(plan.tensors().size() == samples.size());
@@ -516,3 +518,5 @@ TEST_CASE("a hundred thousand names tied to one missing tensor are planned quick
     CHECK(served.ok());
     CHECK(served.tied.front().size() == 100'001);
 }
+
+}  // namespace plan_test

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <limits>
 
+namespace ranks_test {
+
 using namespace safemap;
 
 namespace {
@@ -168,7 +170,7 @@ TEST_CASE("tied tensors stay tied, also if a rank has several ranges of them") {
     const std::vector<LazyTensor> tensors = {embedding, embedding.renamed("head"), embedding.renamed("rows")};
     Rules rules = {{.names = "rows", .split = Split::row}, {.names = "*", .split = Split::column}};
     const auto uploaded = [&] {
-        Uploader uploader(Device::open("host"), containers::open(containers::safetensors({})));
+        Uploader uploader(Device::open("host"), containers::checkpoint_of(containers::safetensors({})));
         const Lease lease = uploader.acquire(uploader.bundle(tensors_of_rank(tensors, rules, {1, 2})));
         CHECK(lease.tensors().size() == 3);
         return uploader.stats().uploaded_bytes;
@@ -181,7 +183,7 @@ TEST_CASE("tied tensors stay tied, also if a rank has several ranges of them") {
 }
 
 TEST_CASE("all names of a checkpoint are cut, each by its own rule") {
-    const Checkpoint model = containers::open(containers::safetensors(
+    const Checkpoint model = containers::checkpoint_of(containers::safetensors(
         {{"head", Dtype::u8, {4}, "abcd"}, {"norm", Dtype::u8, {1}, "n"}}, R"("__metadata__":{"wte":"head"},)"));
     REQUIRE(model.size() == 2);
     const Rules rules = {{.names = "head", .split = Split::column}, {.names = "*"}};
@@ -317,7 +319,7 @@ TEST_CASE("a rank reads the bytes of its tensors and no others") {
             CHECK(layer.source.bytes() == mine);
 
             // The same bytes come to a device, in one bundle.
-            Uploader uploader(Device::open("host"), containers::open(containers::safetensors({})));
+            Uploader uploader(Device::open("host"), containers::checkpoint_of(containers::safetensors({})));
             const Lease lease = uploader.acquire(uploader.bundle(parts));
             CHECK(layer.source.bytes() == 2 * mine);
             REQUIRE(lease.tensors().size() == parts.size());
@@ -344,3 +346,5 @@ TEST_CASE("small gaps between the rows of a rank are read, and large ones are no
         CHECK(counted.bytes() <= mine.nbytes() + (gap <= 8U << 10 ? (rows - 1) * gap : 0));
     }
 }
+
+}  // namespace ranks_test

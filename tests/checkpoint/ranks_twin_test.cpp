@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace ranks_twin_test {
+
 using namespace safemap;
 
 namespace {
@@ -173,3 +175,5 @@ TEST_CASE("random tensors and rules agree with a slow twin, and ranks have the w
     Twin twin(seed);
     for (int i = 0; i < soak::rounds_of_one_thread(20'000); ++i) twin.check();
 }
+
+}  // namespace ranks_twin_test

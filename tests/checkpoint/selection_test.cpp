@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+namespace selection_test {
+
 using safemap::Selection;
 
 TEST_CASE("an empty selection matches every name") {
@@ -111,3 +113,5 @@ TEST_CASE("excludes win over includes") {
     CHECK_FALSE(Selection().exclude("x").matches("x"));
     CHECK(Selection().exclude("x").matches("y"));
 }
+
+}  // namespace selection_test

@@ -16,6 +16,8 @@
 #include <limits>
 #include <memory>
 
+namespace parts_test {
+
 using namespace safemap;
 using namespace safemap::cli;
 
@@ -338,3 +340,5 @@ TEST_SUITE("nearest") {
         CHECK(nearest("verify", {}).empty());
     }
 }
+
+}  // namespace parts_test

@@ -15,6 +15,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+namespace terminal_test {
+
 using namespace safemap;
 using namespace safemap::cli;
 
@@ -217,3 +219,5 @@ TEST_SUITE("width") {
         CHECK(table.text(10).find("12345.6 MB") != std::string::npos);  // cannot be shortened further
     }
 }
+
+}  // namespace terminal_test

@@ -1,9 +1,9 @@
 // Tests the cache on a CUDA device: the stub of the driver finds work that is not in order, and slabs and memory that
 // are used too early or freed too early.
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/device_dlpack.hpp>
@@ -15,6 +15,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace cuda_cache_test {
 
 using namespace safemap::literals;
 using safemap::Device;
@@ -160,3 +162,5 @@ TEST_CASE("a DLPack tensor waits for its copies, and its memory waits for the co
     CHECK(stub.take_findings() == "");
     CHECK(stub.live() == 0);
 }
+
+}  // namespace cuda_cache_test

@@ -1,8 +1,8 @@
 // Tests CUDA devices on the stub of the driver: names, memory, staging, copies and their order.
 #include "drivers/cuda_device.hpp"
 
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 #include "drivers/cuda_api.hpp"
 #include "drivers/cuda_memory.hpp"
@@ -13,6 +13,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace cuda_device_test {
 
 using namespace std::chrono_literals;
 using namespace safemap::literals;
@@ -408,3 +410,5 @@ TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
     CHECK(error->message().ends_with("; available: host"));
     CHECK(safemap::drivers::list_cuda().empty());
 }
+
+}  // namespace cuda_device_test

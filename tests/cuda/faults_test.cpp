@@ -1,7 +1,7 @@
 // Tests what a CUDA device does when the driver fails: one error for each failure, no memory freed that the device may
 // still use, and nothing left over where it is safe to free it.
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 
 #include <chrono>
@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace cuda_faults_test {
 
 using namespace std::chrono_literals;
 using namespace safemap::literals;
@@ -229,3 +231,5 @@ TEST_CASE("a device that is opened again after a failure works if the driver doe
     ground.bulk.record()->wait();
     CHECK(ground.arrived());
 }
+
+}  // namespace cuda_faults_test

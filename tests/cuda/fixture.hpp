@@ -1,7 +1,7 @@
 // Helpers of the tests of CUDA devices on the stub.
 #pragma once
 
-#include "device/stub_cuda.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/device.hpp>

@@ -1,9 +1,9 @@
 // Tests how a cache orders its copies and the kernels of callers where threads meet: leases that end at the same time,
 // requests that give up, and streams that are captured. The stub of the CUDA driver finds work that is not in order.
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/uploader.hpp>
@@ -18,6 +18,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+namespace cuda_order_test {
 
 using namespace std::chrono_literals;
 using namespace safemap;
@@ -369,3 +371,5 @@ TEST_CASE("a stop ends an acquire that waits for memory which a kernel still rea
     CHECK_OK(ground.uploader->acquire(wanted));
     CHECK(ground.stub.take_findings() == "");
 }
+
+}  // namespace cuda_order_test

@@ -1,9 +1,9 @@
 // Random schedules of several threads on the stub of the CUDA driver: two uploaders, on one device or two, and streams
 // that are held back at random. The stub finds work that is not in order; kernels see the right values.
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
@@ -24,6 +24,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+namespace cuda_schedule_test {
 
 using namespace safemap;
 using namespace safemap::literals;
@@ -416,3 +418,5 @@ TEST_CASE("random schedules on two CUDA devices") {
 }
 
 TEST_CASE("random schedules with CUDA memory that is refused") { play_all({.fails = true}); }
+
+}  // namespace cuda_schedule_test

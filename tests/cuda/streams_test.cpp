@@ -1,7 +1,7 @@
 // Tests how a CUDA device meets the program that it runs in: streams, captures, contexts, threads and forks.
 #include "child_process.hpp"
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 #include "drivers/cuda_api.hpp"
 
@@ -10,6 +10,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace cuda_streams_test {
 
 using namespace std::chrono_literals;
 using namespace safemap::literals;
@@ -229,3 +231,5 @@ TEST_CASE("threads share a device") {
     CHECK(stub.live() == 0);
     CHECK(stub.take_findings() == "");
 }
+
+}  // namespace cuda_streams_test

@@ -1,7 +1,7 @@
 // Tests that the stub of the CUDA driver finds each fault that it promises to find, and nothing in the correct program
 // beside it. Everything goes through the functions of the driver.
-#include "device/cuda_fixture.hpp"
-#include "device/stub_cuda.hpp"
+#include "cuda/fixture.hpp"
+#include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
 #include "drivers/cuda_api.hpp"
 
@@ -12,6 +12,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace cuda_stub_test {
 
 using safemap::drivers::CuCaptureMode;
 using safemap::drivers::CuContext;
@@ -420,3 +422,5 @@ TEST_CASE("the stub keeps what is in a stream that is held, and its memory withi
               CHECK(program.stub.get("peak_memory") == 2 * size);
           }) == "");
 }
+
+}  // namespace cuda_stub_test

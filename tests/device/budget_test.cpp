@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace budget_test {
+
 using namespace safemap;
 using device::Budget;
 
@@ -345,3 +347,5 @@ TEST_CASE("a budget says what it is") {
     const Bytes large("large", 1'001);
     CHECK_FAULT(uploader.acquire(uploader.bundle(std::vector{large.tensor})), Errc::budget_exceeded);
 }
+
+}  // namespace budget_test

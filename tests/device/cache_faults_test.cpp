@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+namespace cache_faults_test {
+
 using namespace safemap;
 using device::Cache;
 
@@ -202,3 +204,5 @@ TEST_CASE("without a budget, a cache takes nine tenths of the free memory") {
 TEST_CASE("too little staging memory is refused") {
     CHECK_FAULT(CacheFixture(Device::open("host"), UploadOptions{.staging_bytes = 4095}), Errc::invalid_argument);
 }
+
+}  // namespace cache_faults_test

@@ -21,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+namespace cache_memory_test {
+
 using namespace safemap;
 using device::Cache;
 
@@ -227,3 +229,5 @@ TEST_CASE("many small tensors of one file take few reads and few copies") {
     CHECK(wrong == 0);
     CHECK(fake->was_used_well());
 }
+
+}  // namespace cache_memory_test

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+namespace cache_prefetch_test {
+
 using namespace safemap;
 using device::Cache;
 
@@ -402,3 +404,5 @@ TEST_CASE("a bundle without a handle is gone when its last lease ends; its memor
     CHECK(cache.stats().evictions == 1);
     CHECK(fake->allocated == 0);
 }
+
+}  // namespace cache_prefetch_test

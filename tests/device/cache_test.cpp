@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+namespace cache_test {
+
 using namespace safemap;
 
 namespace {
@@ -322,3 +324,5 @@ TEST_CASE("two threads that acquire the same tensor read it once") {
     for (std::size_t i = 1; i < handles.size(); ++i) CHECK(handles[i].get() == first);
     CHECK(large.counted.bytes() == 20_MiB);
 }
+
+}  // namespace cache_test

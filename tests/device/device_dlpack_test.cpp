@@ -13,6 +13,8 @@
 #include <span>
 #include <vector>
 
+namespace device_dlpack_test {
+
 using namespace safemap;
 namespace dlpack = safemap::dlpack;
 
@@ -113,3 +115,5 @@ TEST_CASE("tensors of other leases, and what DLPack cannot express, are refused"
     CHECK(error->code() == Errc::no_dlpack);
     CHECK(error->message() == "DLPack has no number for the device 'fake'");
 }
+
+}  // namespace device_dlpack_test

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <string>
 
+namespace device_test {
+
 using safemap::Device;
 using safemap::Errc;
 using namespace safemap::literals;
@@ -111,3 +113,5 @@ TEST_CASE("a digest is that of the bytes, across block boundaries") {
     // XXH3-128 of the empty input, as the reference implementation prints it.
     CHECK(safemap::Xxh3().hex() == "99aa06d3014798d86001c324468d497f");
 }
+
+}  // namespace device_test

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+namespace direct_upload_test {
+
 using namespace safemap;
 using device::PathRules;
 
@@ -136,3 +138,5 @@ TEST_CASE("an upload past the page cache of a file that changes is an error, and
     CHECK(cut->code() == Errc::file_changed);
     CHECK(cut->tensor() == "t");
 }
+
+}  // namespace direct_upload_test

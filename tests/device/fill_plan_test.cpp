@@ -12,6 +12,8 @@
 #include <numeric>
 #include <vector>
 
+namespace fill_plan_test {
+
 using namespace safemap;
 using device::FillPlan;
 using device::lay_out;
@@ -106,7 +108,7 @@ public:
         plan_.fill(layout_, job, paths_, worker_, slab_, copies);
         return calls;
     }
-    std::uint64_t bytes_read() const { return ::bytes_read(paths_); }
+    std::uint64_t bytes_read() const { return fill_plan_test::bytes_read(paths_); }
 
     FakeMemory memory;
 
@@ -395,3 +397,5 @@ TEST_CASE("a read that fails calls no copy, and the error has its tensor") {
         }
     }
 }
+
+}  // namespace fill_plan_test

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+namespace fill_test {
+
 using namespace safemap;
 
 namespace {
@@ -248,3 +250,5 @@ TEST_CASE("a device that fails during a fill is lost") {
     CHECK_FAULT(one.cache.fill(one.targets), Errc::device_failed);
     CHECK_FAULT(one.cache.acquire(one.bytes.tensor), Errc::device_failed);
 }
+
+}  // namespace fill_test

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+namespace layer_stream_test {
+
 using namespace safemap;
 
 namespace {
@@ -355,3 +357,5 @@ TEST_CASE("threads may stream, sleep, wake and follow other plans at the same ti
         if (model.fake) CHECK(model.fake->peak <= 6000);
     }
 }
+
+}  // namespace layer_stream_test

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+namespace layout_test {
+
 using namespace safemap;
 using device::lay_out;
 using device::Layout;
@@ -133,3 +135,5 @@ TEST_CASE("more than 2^64 bytes are refused, and a little less is not") {
     REQUIRE(error);
     CHECK(error->tensor() == "t8");
 }
+
+}  // namespace layout_test

@@ -16,6 +16,8 @@
 #include <random>
 #include <thread>
 
+namespace opencl_device_test {
+
 using namespace opencl_test;
 using namespace safemap::literals;
 using safemap::Device;
@@ -494,3 +496,5 @@ TEST_CASE("OpenCL: a DLPack tensor has the buffer, and its place in it") {
     CHECK(second.offset() >= 256);
     out->deleter(out);
 }
+
+}  // namespace opencl_device_test

@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+namespace opencl_faults_test {
+
 using namespace opencl_test;
 using namespace safemap::literals;
 using safemap::Device;
@@ -263,3 +265,5 @@ TEST_CASE("OpenCL: a child of the process that opened a device cannot use it") {
     CHECK(status == 0);
     CHECK_OK(device->allocate(1));
 }
+
+}  // namespace opencl_faults_test

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+namespace order_test {
+
 using namespace safemap;
 using safemap::device::Cache;
 
@@ -218,3 +220,5 @@ TEST_CASE("a device that fails while leases are held ends them safely") {
     CHECK_OK(two.cache.evict(two.a));
     CHECK(two.fake->allocated == 0);
 }
+
+}  // namespace order_test

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+namespace owners_test {
+
 using namespace safemap;
 using device::BundleData;
 using device::Cache;
@@ -235,3 +237,5 @@ TEST_CASE("threads make and drop bundles of the same tensors at once") {
     CHECK(wrong == 0);
     for (const LazyTensor& tensor : all) CHECK(fixture.cache->owner_of(tensor) == nullptr);
 }
+
+}  // namespace owners_test

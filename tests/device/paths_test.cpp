@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+namespace paths_test {
+
 using namespace safemap;
 using device::Path;
 using device::PathRules;
@@ -345,3 +347,5 @@ TEST_CASE("a read that fails is an error by both paths, and counts for nothing")
         CHECK(reading.stats().bytes_direct == stats.bytes_direct);
     }
 }
+
+}  // namespace paths_test

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+namespace plan_schedule_test {
+
 using namespace safemap;
 using device::Cache;
 using device::Keep;
@@ -293,3 +295,5 @@ TEST_CASE("random plans with reads that fail through staging buffers") { run_sch
 TEST_CASE("random plans with copies that fail") { run_schedules(true, Fails::copies); }
 
 TEST_CASE("random plans with allocations that fail") { run_schedules(true, Fails::allocations); }
+
+}  // namespace plan_schedule_test

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+namespace plan_test {
+
 using namespace safemap;
 using namespace safemap::device;
 
@@ -211,3 +213,5 @@ TEST_CASE("a random walk through a plan agrees with a search from the place on")
         }
     }
 }
+
+}  // namespace plan_test

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+namespace readers_test {
+
 using safemap::Worker;
 using safemap::device::Readers;
 using safemap::device::Task;
@@ -382,3 +384,5 @@ TEST_CASE("thousands of tasks behind a slow one are done once by callers, and ar
     for (const auto& task : tasks) alive += task.expired() ? 0 : 1;
     CHECK(alive == 0);
 }
+
+}  // namespace readers_test

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+namespace request_test {
+
 using namespace safemap;
 using safemap::device::Cache;
 using safemap::device::Keep;
@@ -247,3 +249,5 @@ TEST_CASE("what is wanted more urgently is read first") {
     for (const auto& [bundle, uploads] : {first, second, third}) cache->release(*bundle, {});
     cache->stop();
 }
+
+}  // namespace request_test

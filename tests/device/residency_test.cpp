@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace residency_test {
+
 using safemap::Device;
 using safemap::DeviceMemory;
 using safemap::Dtype;
@@ -554,3 +556,5 @@ TEST_CASE("random uses of kept memory keep the budget and agree with the slow re
         }
     }
 }
+
+}  // namespace residency_test

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+namespace schedule_test {
+
 using namespace safemap;
 using device::Cache;
 using device::Keep;
@@ -244,6 +246,9 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
             [&, t] { Actor(world, *world.caches[t % world.caches.size()], seed * 100 + t, findings).act(60); });
     for (std::thread& thread : threads) thread.join();
 
+    CAPTURE(findings.refused.load());
+    CAPTURE(findings.late.load());
+    CAPTURE(findings.failed.load());
     CHECK(findings.wrong_values.load() == 0);
     CHECK(findings.over_budget.load() == 0);
     CHECK(findings.strange_errors.load() == 0);
@@ -347,3 +352,5 @@ TEST_CASE("kept tensors arrive again only after they were evicted") {
         CHECK(stats.peak_device_bytes <= 500);
     }
 }
+
+}  // namespace schedule_test

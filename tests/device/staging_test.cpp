@@ -20,6 +20,8 @@
 #include <thread>
 #include <vector>
 
+namespace staging_test {
+
 using safemap::Device;
 using safemap::Errc;
 using safemap::device::StagingPool;
@@ -595,3 +597,5 @@ TEST_CASE("random use of rings that share a limit") {
     CHECK(pool->rings.empty());
     CHECK(device->bytes == 0);
 }
+
+}  // namespace staging_test

@@ -24,6 +24,8 @@
 #include <utility>
 #include <vector>
 
+namespace uploader_test {
+
 using namespace safemap;
 
 namespace {
@@ -355,3 +357,5 @@ TEST_CASE("before the first upload, a process may fork, and its child has the up
     CHECK(true_in_child(works));
     CHECK(works());
 }
+
+}  // namespace uploader_test

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+namespace word_test {
+
 using safemap::device::Word;
 using State = Word::State;
 
@@ -179,3 +181,5 @@ TEST_CASE("a lease sees a resident group that does not change, while others evic
     CHECK(broken == 0);
     for (std::size_t i = 0; i < slots; ++i) CHECK_FALSE(keeper.slot(i).word.leased());
 }
+
+}  // namespace word_test

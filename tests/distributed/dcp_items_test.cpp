@@ -14,6 +14,8 @@
 #include <atomic>
 #include <functional>
 
+namespace dcp_items_test {
+
 using namespace safemap;
 using namespace dcp_forge;
 using state::Contents;
@@ -349,3 +351,5 @@ TEST_CASE("a pool of any number of threads finds the same, in the same order") {
         CHECK(found == first);
     }
 }
+
+}  // namespace dcp_items_test

@@ -9,6 +9,8 @@
 #include <functional>
 #include <limits>
 
+namespace dcp_metadata_test {
+
 using namespace safemap;
 using namespace dcp_forge;
 using distributed::DcpEntry;
@@ -383,3 +385,5 @@ TEST_CASE("every change of one byte of the metadata is read or refused, and neve
     for (std::size_t size = 0; size < whole.size(); ++size)
         CHECK(error_of([&] { read(whole.substr(0, size)); }).has_value());
 }
+
+}  // namespace dcp_metadata_test

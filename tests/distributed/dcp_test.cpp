@@ -15,6 +15,8 @@
 
 #include <functional>
 
+namespace dcp_test {
+
 using namespace safemap;
 using namespace dcp_forge;
 using state::Contents;
@@ -328,3 +330,5 @@ TEST_CASE("every change of one byte of the metadata or of an item is read or ref
     CHECK(opened > 0);
     CHECK(refused > 0);
 }
+
+}  // namespace dcp_test

@@ -17,6 +17,8 @@
 #include <variant>
 #include <vector>
 
+namespace dcp_tree_test {
+
 using namespace safemap;
 using distributed::DcpEntry;
 using distributed::DcpMetadata;
@@ -251,3 +253,5 @@ TEST_CASE("a place in a list is bounded by the number of paths") {
     const StateTree made = tree.take();
     CHECK(std::get<StateTree::Sequence>(made[*made.find("a")]).items.size() == 100'001);
 }
+
+}  // namespace dcp_tree_test

@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+namespace experts_test {
+
 using namespace safemap;
 using distributed::expert_shares;
 using distributed::ExpertShare;
@@ -115,3 +117,5 @@ TEST_CASE("a file of an expert that num_experts does not count is refused") {
     CHECK(error->message().find("layer_0_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
     CHECK(error->path() == folder.name());
 }
+
+}  // namespace experts_test

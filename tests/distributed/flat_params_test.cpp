@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+namespace flat_params_test {
+
 using namespace safemap;
 using namespace rank_forge;
 using state::Contents;
@@ -352,3 +354,5 @@ TEST_CASE("flat parameters beside pieces of other lengths, and flat tensors of t
     for (auto& [rank, state] : plain.ranks) state["_flat_param"] = pt::tensor(Dtype::f32, {14}, filler(14));
     CHECK_OK(plain.open());
 }
+
+}  // namespace flat_params_test

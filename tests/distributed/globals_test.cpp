@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+namespace globals_test {
+
 using namespace safemap;
 using zero_forge::Forge;
 using zero_forge::Run;
@@ -55,3 +57,5 @@ TEST_CASE("globals that only one rank names, or calls, are listed with its file"
         CHECK(std::equal(more.begin(), more.end(), usual.begin(), usual.end(), same));
     }
 }
+
+}  // namespace globals_test

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <random>
 
+namespace hf_shards_test {
+
 using namespace safemap;
 using hf_forge::file;
 using hf_forge::Part;
@@ -504,3 +506,5 @@ TEST_CASE("a finished model whose metadata says that its tensors are parts is op
                     {"b.safetensors", file({rows("w", 4, 3)})},
                     {"model.safetensors.index.json", index}}) == 1);
 }
+
+}  // namespace hf_shards_test

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+namespace mesh_test {
+
 using namespace safemap;
 using distributed::boxes_of;
 using distributed::coordinates_of;
@@ -263,3 +265,5 @@ TEST_CASE("meshes and placements are printed as torch spells them") {
 }
 
 }  // namespace
+
+}  // namespace mesh_test

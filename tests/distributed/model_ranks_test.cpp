@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+namespace model_ranks_test {
+
 using namespace safemap;
 using distributed::ModelFile;
 using distributed::zero_files;
@@ -118,3 +120,5 @@ TEST_CASE("files of model states of stage 3 are compared with dp_world_size") {
     // Stages 1 and 2 have one file for all ranks.
     CHECK_OK(distributed::require_ranked_models(model, zero_files({"mp_rank_00_model_states.pt"})));
 }
+
+}  // namespace model_ranks_test

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+namespace olmo_ranks_test {
+
 using namespace safemap;
 using namespace rank_forge;
 
@@ -185,3 +187,5 @@ TEST_CASE("fields that are missing, contradict each other, or reach outside") {
             .open(),
         Errc::field_missing);
 }
+
+}  // namespace olmo_ranks_test

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+namespace pattern_python_test {
+
 using namespace safemap;
 using distributed::Pattern;
 using distributed::PatternList;
@@ -317,3 +319,5 @@ TEST_CASE("patterns that match one name only cost nothing, however many there ar
     }
     CHECK(list.find("layers.20000.weight", steps).count == 0);
 }
+
+}  // namespace pattern_python_test

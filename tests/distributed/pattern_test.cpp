@@ -6,6 +6,8 @@
 #include <ctime>
 #include <string>
 
+namespace pattern_test {
+
 using namespace safemap;
 using distributed::Pattern;
 using distributed::PatternList;
@@ -149,3 +151,5 @@ TEST_CASE("memory for matching is shared by patterns and names of any length") {
                 CHECK(pattern->matches(name, steps, scratch) == pattern->matches(name, steps));
         }
 }
+
+}  // namespace pattern_test

@@ -3,6 +3,8 @@
 
 #include "doctest_safemap.hpp"
 
+namespace pipeline_layers_test {
+
 using namespace safemap;
 using distributed::add_layers;
 using distributed::Gathered;
@@ -93,3 +95,5 @@ TEST_CASE("a weight of a layer is a second name of a tied weight only if it has 
     // Listed by model rank, a weight is tied to that of its own rank.
     CHECK(joined_with("mp_rank_00/0.w", count).aliases.empty());
 }
+
+}  // namespace pipeline_layers_test

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+namespace pipeline_test {
+
 using namespace safemap;
 using distributed::add_layers;
 using distributed::Gathered;
@@ -235,3 +237,5 @@ TEST_CASE("only what the files of layers alone have is added to a pipeline") {
     CHECK(zero_forge::bytes_of(joined.weights[1].tensor) == f32_bytes({3}, "y"));
     CHECK(joined.weights[2].kind == Kind::buffer);
 }
+
+}  // namespace pipeline_test

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+namespace placement_test {
+
 using namespace safemap;
 using distributed::Gathered;
 using distributed::merge;
@@ -236,3 +238,5 @@ TEST_CASE("affine maps of another form are a fault of the parameter, whose slice
                  }),
                  "another number of ranks");
 }
+
+}  // namespace placement_test

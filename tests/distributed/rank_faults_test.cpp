@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+namespace rank_faults_test {
+
 using namespace safemap;
 using namespace rank_forge;
 
@@ -495,3 +497,5 @@ TEST_CASE("a list of shards in many places is read only so often") {
     set.ranks[0] = pt::dict({{"list", pt::raw(pickle)}});
     check(set, Errc::pickle_too_large, {"many places"});
 }
+
+}  // namespace rank_faults_test

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+namespace rank_files_test {
+
 using namespace safemap;
 using distributed::for_each_file;
 
@@ -189,3 +191,5 @@ TEST_CASE("a stop request ends it before the next file, and comes before other e
                     Errc::cancelled);
     }
 }
+
+}  // namespace rank_files_test

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+namespace rank_names_test {
+
 using namespace safemap;
 using distributed::RankNames;
 
@@ -91,3 +93,5 @@ TEST_CASE("the files of a mesh") {
     CHECK_FAULT(sized.require_files_of(ranks, "the mesh"), Errc::world_mismatch);
     CHECK_OK(sized.require_files_of(std::vector<std::uint64_t>{1, 0}, "the mesh"));
 }
+
+}  // namespace rank_names_test

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+namespace rank_tensors_test {
+
 using namespace safemap;
 using namespace rank_forge;
 using state::Contents;
@@ -485,3 +487,5 @@ TEST_CASE("ranks that have the whole of an interleaved tensor, and packed weight
 }
 
 }  // namespace
+
+}  // namespace rank_tensors_test

@@ -12,6 +12,8 @@
 #include <random>
 #include <span>
 
+namespace slices_test {
+
 using namespace safemap;
 using distributed::Gathered;
 using distributed::merge;
@@ -548,3 +550,5 @@ TEST_CASE("rules of a form that nobody writes are a fault, not a guess") {
     const Info::Node rows = info.list(std::vector<Info::Node>(10'000, long_list));
     CHECK(fault("sub_param_shard_widths", info.dict({{"w", rows}})) != "");
 }
+
+}  // namespace slices_test

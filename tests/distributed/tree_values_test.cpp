@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+namespace tree_values_test {
+
 using namespace safemap;
 using distributed::TreeComparison;
 using distributed::TreeCopy;
@@ -146,3 +148,5 @@ TEST_CASE("the first bytes of tensors") {
     CHECK_FALSE(distributed::have_equal_bytes(tensor("abcd"), tensor("abce"), 4));
     CHECK(distributed::have_equal_bytes(tensor(""), tensor(""), 100));
 }
+
+}  // namespace tree_values_test

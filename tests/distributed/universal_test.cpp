@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+namespace universal_test {
+
 using namespace safemap;
 using distributed::Gathered;
 using distributed::ModelFile;
@@ -379,3 +381,5 @@ TEST_CASE("a stop request ends reading") {
     const UniversalOptions options = {.work = {.monitor = {.stop = stop.get_token()}}};
     CHECK_FAULT(read_universal(forge::Folder(files), {}, nullptr, options), Errc::cancelled);
 }
+
+}  // namespace universal_test

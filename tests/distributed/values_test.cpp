@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+namespace values_test {
+
 using namespace safemap;
 using distributed::Value;
 using Sequence = StateTree::Sequence;
@@ -200,3 +202,5 @@ TEST_CASE("tensors and attributes") {
     CHECK(!module.attribute("other").has_value());
     CHECK(!module.has("_metadata"));
 }
+
+}  // namespace values_test

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace zero_contradictions_test {
+
 using namespace safemap;
 using zero_forge::check_tensors;
 using zero_forge::Forge;
@@ -453,3 +455,5 @@ TEST_CASE("model ranks are of different saves") {
         refused(run, Errc::ranks_differ, {"step", "8", "7", "mp_rank_01_optim_states.pt"});
     }
 }
+
+}  // namespace zero_contradictions_test

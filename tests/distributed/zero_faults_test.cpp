@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+namespace zero_faults_test {
+
 using namespace safemap;
 using zero_forge::Forge;
 using zero_forge::Run;
@@ -660,3 +662,5 @@ TEST_CASE("lists of the optimizer that are shorter than the groups, or no lists"
         opens_or_is_refused(run);
     }
 }
+
+}  // namespace zero_faults_test

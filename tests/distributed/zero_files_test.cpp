@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+namespace zero_files_test {
+
 using namespace safemap;
 using distributed::zero_files;
 using distributed::zero_name;
@@ -228,3 +230,5 @@ TEST_CASE("the names of optimizer files from a rank on") {
     CHECK(distributed::optimizer_names(like, 0, ~0ULL).size() < 5000);
     CHECK(distributed::optimizer_names(like, ~0ULL - 1, ~0ULL).size() < 5000);
 }
+
+}  // namespace zero_files_test

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace zero_left_out_test {
+
 using namespace safemap;
 using zero_forge::check_tensor;
 using zero_forge::check_tensors;
@@ -358,3 +360,5 @@ TEST_CASE("masters of stage 0 that are one flat tensor of each group are named b
     check_tensor(opened.checkpoint, "fp32/0", {Dtype::f32, {2}, "12345678"});
     CHECK(opened.checkpoint.find("fp32/0/0") == nullptr);
 }
+
+}  // namespace zero_left_out_test

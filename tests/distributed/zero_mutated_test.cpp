@@ -12,6 +12,8 @@
 #include <random>
 #include <string>
 
+namespace zero_mutated_test {
+
 using namespace safemap;
 using zero_forge::Forge;
 using zero_forge::Run;
@@ -68,3 +70,5 @@ TEST_CASE("mutated rank pickles are read or refused, and nothing worse") {
     CHECK(opened > 0);
     CHECK(refused > 0);
 }
+
+}  // namespace zero_mutated_test

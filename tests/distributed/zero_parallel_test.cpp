@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+namespace zero_parallel_test {
+
 using namespace safemap;
 using zero_forge::Forge;
 using zero_forge::Run;
@@ -233,3 +235,5 @@ TEST_CASE("param_shapes of experts is in another order than the mappings of thei
     CHECK(opened.error->code() == Errc::ranks_differ);
     CHECK(std::string(opened.error->what()).find("param_slice_mappings") != std::string::npos);
 }
+
+}  // namespace zero_parallel_test

@@ -16,6 +16,8 @@
 #include <random>
 #include <string>
 
+namespace zero_random_test {
+
 using namespace safemap;
 using zero_forge::Forge;
 using zero_forge::Param;
@@ -231,3 +233,5 @@ TEST_CASE("200 ranks are read with 64 descriptors") {
         }));
     }
 }
+
+}  // namespace zero_random_test

@@ -4,6 +4,8 @@
 
 #include <array>
 
+namespace library_test {
+
 using safemap::drivers::LibraryFunction;
 using safemap::drivers::LibraryState;
 using safemap::drivers::load_library;
@@ -39,3 +41,5 @@ TEST_CASE("a library that is not there is absent, and the fault says so") {
     CHECK(loaded.fault.find("libno_such_library.so.1") != std::string::npos);
     CHECK_FALSE(loaded);
 }
+
+}  // namespace library_test

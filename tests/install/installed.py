@@ -193,9 +193,11 @@ class Subproject(Case):
         build = self.folder / 'build'
         run(MESON, 'setup', build, self.folder, CXX=' '.join(COMPILER))
         compiled = json.loads((build / 'compile_commands.json').read_text())
-        files = [os.path.normpath(os.path.join(entry['directory'], entry['file'])) for entry in compiled]
-        inside = sorted(pathlib.Path(file).relative_to(self.folder / 'subprojects/safemap').as_posix()
-                        for file in files if 'subprojects' in file and file.endswith('.cpp'))  # not precompiled headers
+        files = [pathlib.Path(os.path.normpath(os.path.join(entry['directory'], entry['file']))) for entry in compiled]
+        units = [file for file in files if file.is_relative_to(build)]
+        files += [pathlib.Path(file) for unit in units for file in re.findall('#include "(.*)"', unit.read_text())]
+        safemap = self.folder / 'subprojects/safemap'
+        inside = sorted(file.relative_to(safemap).as_posix() for file in files if file.is_relative_to(safemap))
         library = sorted(p.relative_to(SOURCE).as_posix() for p in (SOURCE / 'lib').rglob('*.cpp'))
         for name in ('sha256', 'zstd'):
             library.remove(f'lib/base/no_{name}.cpp' if f'lib/base/{name}.cpp' in inside else f'lib/base/{name}.cpp')

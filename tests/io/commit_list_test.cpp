@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+namespace commit_list_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
@@ -284,3 +286,5 @@ TEST_CASE("a folder reports that its content was replaced") {
     prepare(listed);
     CHECK(before->changed());
 }
+
+}  // namespace commit_list_test

@@ -21,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+namespace descriptor_cache_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -207,3 +209,5 @@ TEST_CASE("several threads read more files than can be open") {
     }
     CHECK(wrong == 0);
 }
+
+}  // namespace descriptor_cache_test

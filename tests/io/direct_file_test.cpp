@@ -24,6 +24,8 @@
 #include <thread>
 #include <vector>
 
+namespace direct_file_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -332,3 +334,5 @@ TEST_CASE("sources that are no files have no direct reads") {
     Memory into(100);
     CHECK_FALSE(read_direct(*memory, 0, into.bytes()));
 }
+
+}  // namespace direct_file_test

@@ -5,6 +5,8 @@
 
 #include <linux/magic.h>
 
+namespace file_system_test {
+
 using namespace safemap::io;
 
 TEST_CASE("network and FUSE file systems are recognised by the kernel's numbers, and local ones are not among them") {
@@ -25,3 +27,5 @@ TEST_CASE("network and FUSE file systems are recognised by the kernel's numbers,
         CHECK(remote_file_system(local).empty());
     CHECK(overlay_magic == OVERLAYFS_SUPER_MAGIC);
 }
+
+}  // namespace file_system_test

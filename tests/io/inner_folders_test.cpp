@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+namespace inner_folders_test {
+
 using namespace safemap;
 using io::Staging;
 namespace fs = std::filesystem;
@@ -287,3 +289,5 @@ TEST_CASE("a folder whose subfolders have paths too long for one call is not exc
     ::close(began);
     REQUIRE(std::system(("rm -rf '" + (dir / "out").native() + "'").c_str()) == 0);
 }
+
+}  // namespace inner_folders_test

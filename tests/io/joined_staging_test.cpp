@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+namespace joined_staging_test {
+
 using namespace safemap;
 using io::JoinedStaging;
 using io::Staging;
@@ -167,3 +169,5 @@ TEST_CASE("a process that continues the save of several removes their token, als
         CHECK_FALSE(fs::exists(sibling));
     }
 }
+
+}  // namespace joined_staging_test

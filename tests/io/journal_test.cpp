@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+namespace journal_test {
+
 using namespace safemap;
 using io::Journal;
 namespace fs = std::filesystem;
@@ -104,3 +106,5 @@ TEST_CASE("an invalid journal counts as no journal") {
     const auto error = error_of([&] { kept(dir); });
     CHECK((!error || exit_code(error->code()) == 3));
 }
+
+}  // namespace journal_test

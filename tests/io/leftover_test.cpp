@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+namespace leftover_test {
+
 using namespace safemap;
 using io::Staging;
 namespace fs = std::filesystem;
@@ -167,3 +169,5 @@ TEST_CASE("a file larger than the process may write is reported as such") {
     CHECK(error->message().find("large") != std::string::npos);
     CHECK(!error->hint().empty());
 }
+
+}  // namespace leftover_test

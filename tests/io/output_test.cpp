@@ -11,6 +11,8 @@
 #include <random>
 #include <vector>
 
+namespace output_test {
+
 using namespace safemap;
 
 namespace {
@@ -114,3 +116,5 @@ TEST_CASE("a file is large if it has more than 512 MiB, or more than a sixteenth
     const ShrunkMemory small;
     CHECK(io::prefers_direct_io(1));
 }
+
+}  // namespace output_test

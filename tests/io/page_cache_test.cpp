@@ -20,6 +20,8 @@
 #include <numeric>
 #include <thread>
 
+namespace page_cache_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -293,3 +295,5 @@ TEST_CASE("interrupted advice is repeated") {
     CHECK_OK(source->prefetch({0, 50'000}));
     CHECK(counted.bytes() == 0);
 }
+
+}  // namespace page_cache_test

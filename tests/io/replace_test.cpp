@@ -21,6 +21,8 @@
 #include <string>
 #include <vector>
 
+namespace replace_test {
+
 using namespace safemap;
 using io::Staging;
 namespace fs = std::filesystem;
@@ -592,3 +594,5 @@ TEST_CASE("interrupted and short writes are continued") {
     CHECK_OK(save_file(dir / "out", content));
     CHECK(TempDir::read(dir / "out") == content);
 }
+
+}  // namespace replace_test

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+namespace blocks_test {
+
 using namespace safemap;
 
 namespace {
@@ -157,3 +159,5 @@ TEST_CASE("aligned ranges cover the value once, are not longer, and are cut wher
     small.align(8, 4096);
     CHECK(small.range(1).offset == before.offset);
 }
+
+}  // namespace blocks_test

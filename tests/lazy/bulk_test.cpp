@@ -5,6 +5,8 @@
 #include <random>
 #include <vector>
 
+namespace bulk_test {
+
 using namespace safemap;
 
 TEST_CASE("all buffers and gatherers together take at most 32 MiB, for any number of threads") {
@@ -41,3 +43,5 @@ TEST_CASE("a row of blocks has every block of every item, in order") {
     }
     CHECK(BlockRow().size() == 0);
 }
+
+}  // namespace bulk_test

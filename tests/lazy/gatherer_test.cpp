@@ -18,6 +18,8 @@
 #include <numeric>
 #include <random>
 
+namespace gatherer_test {
+
 using namespace safemap;
 using reference::Described;
 
@@ -423,3 +425,5 @@ TEST_CASE("blocks cover every element once and keep their size limit, for any te
     }
     CHECK(tiled > 15);
 }
+
+}  // namespace gatherer_test

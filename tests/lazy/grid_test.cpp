@@ -13,6 +13,8 @@
 #include <random>
 #include <vector>
 
+namespace grid_test {
+
 using namespace safemap;
 using reference::Places;
 
@@ -174,3 +176,5 @@ TEST_CASE("boxes that all overlap along some dimension are checked quickly") {
     }
     CHECK_OK(stored({side * side + 1, side, side}, boxes));
 }
+
+}  // namespace grid_test

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <vector>
 
+namespace lazy_tensor_test {
+
 using namespace safemap;
 
 namespace {
@@ -135,3 +137,5 @@ TEST_CASE("scalars and empty tensors work like others") {
     CHECK(empty.view().nbytes() == 0);
     CHECK_FALSE(empty.placement());
 }
+
+}  // namespace lazy_tensor_test

@@ -17,6 +17,8 @@
 #include <random>
 #include <vector>
 
+namespace page_cache_test {
+
 using namespace safemap;
 
 namespace {
@@ -368,3 +370,5 @@ TEST_CASE("in a shared table of sources, only those with bytes of the tensor are
     CHECK(here->asked == 1);
     CHECK(elsewhere->asked == 0);
 }
+
+}  // namespace page_cache_test

@@ -7,6 +7,8 @@
 
 #include <vector>
 
+namespace same_tensor_test {
+
 using namespace safemap;
 
 TEST_CASE("tensors are the same if store, view, decoding and dtype are equal, whatever their names") {
@@ -33,3 +35,5 @@ TEST_CASE("tensors are the same if store, view, decoding and dtype are equal, wh
         CHECK(table.count(&other) == 0);
     }
 }
+
+}  // namespace same_tensor_test

@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+namespace scattered_test {
+
 using namespace safemap;
 using namespace safemap::literals;
 
@@ -368,3 +370,5 @@ TEST_CASE("a stop request ends a gather of neighbours before the next read") {
     CHECK(source->scattered == 1);
     CHECK(source->reads == 0);
 }
+
+}  // namespace scattered_test

@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+namespace stored_tensor_test {
+
 using namespace safemap;
 
 namespace {
@@ -138,3 +140,5 @@ TEST_CASE("a hundred thousand runs in as many sources are described quickly") {
     for (std::uint64_t i = 0; i < count; ++i) pieces.push_back({bytes(4), 0, count - 1 - i, 1});
     CHECK(runs({count}, pieces)->piece_count() == count);
 }
+
+}  // namespace stored_tensor_test

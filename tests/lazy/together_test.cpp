@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+namespace together_test {
+
 using namespace safemap;
 using namespace safemap::literals;
 using reference::Described;
@@ -369,3 +371,5 @@ TEST_CASE("a stop request ends a gather before the next read") {
     gatherer.begin({.watch = &watch});
     CHECK_FAULT(gatherer.add(tensors[0], Dtype::u8, 0, std::span(out).first(4096)), Errc::cancelled);
 }
+
+}  // namespace together_test

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+namespace whole_test {
+
 using namespace safemap;
 
 namespace {
@@ -494,3 +496,5 @@ TEST_CASE("the sources of tensors are numbered once, in time linear in their pie
     CHECK(table[0]->name() == "rank0");
     CHECK(table[table.size() - 1]->name() == "right");
 }
+
+}  // namespace whole_test

@@ -9,6 +9,8 @@
 #include <iomanip>
 #include <sstream>
 
+namespace formats_test {
+
 using namespace safemap;
 using open::Content;
 using open::sniff;
@@ -193,3 +195,5 @@ TEST_CASE("every prefix of these files is at most refused") {
         }
     }
 }
+
+}  // namespace formats_test

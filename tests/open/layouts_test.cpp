@@ -6,6 +6,8 @@
 #include "forge.hpp"
 #include "open/readers.hpp"
 
+namespace layouts_test {
+
 using namespace safemap;
 using state::FileNames;
 
@@ -107,3 +109,5 @@ TEST_CASE("ranks that cannot be merged are listed side by side under the names o
     CHECK(contents.notes[0] == "read the checkpoint in iter_0000007");
     CHECK(contents.notes[1].find("never merged") != std::string::npos);
 }
+
+}  // namespace layouts_test

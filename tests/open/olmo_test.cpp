@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+namespace olmo_test {
+
 using namespace safemap;
 using containers::Sample;
 using namespace std::string_literals;
@@ -106,3 +108,5 @@ TEST_CASE("names stay encoded if a value cannot be unpickled") {
     CHECK(std::any_of(attack.notes().begin(), attack.notes().end(),
                       [](const std::string& note) { return note.find("os.system") != note.npos; }));
 }
+
+}  // namespace olmo_test

@@ -5,6 +5,8 @@
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 
+namespace read_folder_test {
+
 using namespace safemap;
 using state::Contents;
 
@@ -108,3 +110,5 @@ TEST_CASE("a folder without weights is refused") {
     CHECK_FAULT(read({}), Errc::not_a_checkpoint);
     CHECK_FAULT(read({{"config.json", "{}"}, {".bin", "x"}}), Errc::not_a_checkpoint);
 }
+
+}  // namespace read_folder_test

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+namespace read_path_test {
+
 using namespace safemap;
 namespace fs = std::filesystem;
 
@@ -115,3 +117,5 @@ TEST_CASE("a model gives the state of its optimizer from the folder beside it") 
     fs::create_directory_symlink(dir / "optimizer", other / "optimizer");
     CHECK_FALSE(Checkpoint::open(other.path()).optimizer());
 }
+
+}  // namespace read_path_test

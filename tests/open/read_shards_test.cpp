@@ -5,6 +5,8 @@
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 
+namespace read_shards_test {
+
 using namespace safemap;
 using state::Contents;
 
@@ -176,3 +178,5 @@ TEST_CASE("an index of many shards is read with many threads") {
     for (int i = 0; i < 200; ++i)
         CHECK(contents.tensors[static_cast<std::size_t>(i)].name() == "w" + std::to_string(1000 + i));
 }
+
+}  // namespace read_shards_test

@@ -8,6 +8,8 @@
 
 #include <set>
 
+namespace stale_copy_test {
+
 using namespace safemap;
 
 namespace {
@@ -106,3 +108,5 @@ TEST_CASE("files without a recorded source are not compared") {
     const auto dropped = Checkpoint::open(dir.path() / "y.safetensors");
     CHECK(dropped.metadata().size() == 1);
 }
+
+}  // namespace stale_copy_test

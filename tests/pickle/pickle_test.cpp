@@ -12,6 +12,8 @@
 #include <random>
 #include <vector>
 
+namespace pickle_test {
+
 using namespace safemap;
 using Kind = PickleGraph::Kind;
 
@@ -471,3 +473,5 @@ TEST_CASE("random opcodes are read or refused, and nothing worse") {
         if (error) CHECK(remedy(error->code()) == Remedy::reject_data);
     }
 }
+
+}  // namespace pickle_test

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+namespace python2_names_test {
+
 using namespace safemap;
 
 namespace {
@@ -50,3 +52,5 @@ TEST_CASE("modules that moved in PyTorch and NumPy are renamed at every protocol
         CHECK(renamed("pathlib._local", "PosixPath", protocol) == "pathlib PosixPath");
     }
 }
+
+}  // namespace python2_names_test

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+namespace zip_end_test {
+
 using namespace safemap;
 
 namespace {
@@ -141,3 +143,5 @@ TEST_CASE("two zip64 end records are refused, because programs look for them in 
     bytes.insert(record, bytes.substr(record, 56));
     check_ambiguous(bytes);
 }
+
+}  // namespace zip_end_test

@@ -8,6 +8,8 @@
 #include <random>
 #include <string>
 
+namespace zip_part_test {
+
 using namespace safemap;
 
 namespace {
@@ -101,3 +103,5 @@ TEST_CASE("every change of one byte of a part gives the fault that it gives alon
         CHECK(part == alone);
     }
 }
+
+}  // namespace zip_part_test

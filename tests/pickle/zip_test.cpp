@@ -10,6 +10,8 @@
 #include <cstring>
 #include <map>
 
+namespace zip_test {
+
 using namespace safemap;
 
 namespace {
@@ -324,3 +326,5 @@ TEST_CASE("headers are found in any order of the directory") {
     CHECK(read_back.records().front().name == "a/data/49");
     for (int i = 0; i < 50; ++i) CHECK(data_of(read_back, "a/data/" + std::to_string(i)) == std::to_string(i));
 }
+
+}  // namespace zip_test

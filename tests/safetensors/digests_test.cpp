@@ -8,6 +8,8 @@
 #include <map>
 #include <vector>
 
+namespace digests_test {
+
 using namespace safemap;
 using namespace safemap::safetensors;
 
@@ -84,3 +86,5 @@ TEST_CASE("digests are patched into their places in a header and in an index, wh
     put_metadata(index, key, ones);
     CHECK(index == write_index(2, metadata(ones), weight_map));
 }
+
+}  // namespace digests_test

@@ -15,6 +15,8 @@
 #include <deque>
 #include <random>
 
+namespace header_canonical_test {
+
 using namespace safemap;
 using safetensors::CanonicalHeader;
 using safetensors::Header;
@@ -311,3 +313,5 @@ TEST_CASE("the end of a string is found at any alignment and for any content") {
             CHECK(canonical(header) == plain);
         }
 }
+
+}  // namespace header_canonical_test

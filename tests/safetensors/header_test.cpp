@@ -14,6 +14,8 @@
 #include <random>
 #include <set>
 
+namespace header_test {
+
 using namespace safemap;
 using safetensors::Header;
 using safetensors::Rules;
@@ -528,3 +530,5 @@ TEST_CASE("a small file with any one byte changed is read or refused, and accept
         }
     CHECK(accepted > 6 * 256);
 }
+
+}  // namespace header_test

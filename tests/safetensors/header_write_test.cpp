@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <random>
 
+namespace header_write_test {
+
 using namespace safemap;
 using safetensors::TensorSpec;
 
@@ -222,3 +224,5 @@ TEST_CASE("written headers are read back the same") {
         }
     }
 }
+
+}  // namespace header_write_test

@@ -5,6 +5,8 @@
 #include "forge.hpp"
 #include "temp_dir.hpp"
 
+namespace index_test {
+
 using namespace safemap;
 using safetensors::Index;
 
@@ -158,3 +160,5 @@ TEST_CASE("a written index is read back the same") {
     CHECK(map_of(index) == Map{{"w\x7f", "s"}, {"", "t"}});
     CHECK_FAULT(safetensors::write_index(0, {}, Views{{"\xff", "s"}}), Errc::invalid_argument);
 }
+
+}  // namespace index_test

@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+namespace sharding_info_test {
+
 using namespace safemap;
 using safetensors::ShardPlace;
 
@@ -135,3 +137,5 @@ TEST_CASE("files of any name are shards if two of them hold parts of one tensor"
     // Damaged information is for the reader to report.
     CHECK(found({{"a.safetensors", one}, {"b.safetensors", file("w", "[]")}}).size() == 2);
 }
+
+}  // namespace sharding_info_test

@@ -11,6 +11,8 @@
 #include <set>
 #include <string>
 
+namespace flatten_test {
+
 using namespace safemap;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
@@ -298,3 +300,5 @@ TEST_CASE("deep, shared and long-named trees cost no more than their size") {
         CHECK(flatten(tree).tensors.empty());
     }
 }
+
+}  // namespace flatten_test

@@ -6,6 +6,8 @@
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 
+namespace folder_shape_test {
+
 using namespace safemap;
 using state::FileNames;
 using state::FolderShape;
@@ -251,3 +253,5 @@ TEST_CASE("a rank and its set are recognised by the file name") {
     for (const char* name : {"", ".", ".pt", "rank.pt", "1.pt", "a_rank_1.pt", "checkpoint_1.bin", "a_rank1.pth"})
         CHECK_FALSE(state::rank_file(name).has_value());
 }
+
+}  // namespace folder_shape_test

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+namespace modules_test {
+
 using namespace safemap;
 using safemap::state::structure_of;
 using safemap::state::unflatten;
@@ -341,3 +343,5 @@ TEST_CASE("names in modules lead to their tensors") {
     CHECK(tree.erase("net/a/b.weight"));
     CHECK_FALSE(tree.find("net/a/b.weight"));
 }
+
+}  // namespace modules_test

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+namespace named_tree_test {
+
 using namespace safemap;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
@@ -126,3 +128,5 @@ TEST_CASE("random trees with random names have unique names, and the given ones"
             if (std::holds_alternative<StateTree::Tensor>(tree[id])) CHECK(unique.contains(name));
     }
 }
+
+}  // namespace named_tree_test

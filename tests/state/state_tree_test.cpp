@@ -7,6 +7,8 @@
 
 #include <sstream>
 
+namespace state_tree_test {
+
 using namespace safemap;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
@@ -183,3 +185,5 @@ TEST_CASE("a tree is printed folded, and stops at a cycle") {
     tree.set_root(deep);
     CHECK(printed(tree).find("...") != std::string::npos);
 }
+
+}  // namespace state_tree_test

@@ -17,6 +17,8 @@
 #include <string>
 #include <unordered_map>
 
+namespace structure_test {
+
 using namespace safemap;
 using namespace safemap::state;
 using NodeId = StateTree::NodeId;
@@ -587,3 +589,5 @@ TEST_CASE("an invalid document is one clear error") {
     const std::string deep = R"({"v":1,"root":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
     CHECK_FAULT(read(deep), Errc::bad_structure);
 }
+
+}  // namespace structure_test

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+namespace closeness_test {
+
 using namespace safemap;
 
 namespace {
@@ -165,3 +167,5 @@ TEST_CASE("booleans and opaque dtypes have no numbers") {
     for (const Dtype dtype : {Dtype::u64, Dtype::f4, Dtype::f8_e8m0, Dtype::bf16, Dtype::c32, Dtype::c128})
         CHECK(has_numbers(dtype));
 }
+
+}  // namespace closeness_test

@@ -19,6 +19,8 @@
 #include <type_traits>
 #include <vector>
 
+namespace convert_test {
+
 using namespace safemap;
 using reference::slow_cast;
 using reference::SlowFormat;
@@ -313,3 +315,5 @@ TEST_CASE("the value types decode as their formats specify") {
     CHECK(static_cast<float>(f8_e8m0{0}) == std::ldexp(1.0F, -127));
     CHECK(std::isnan(static_cast<float>(f8_e8m0{255})));
 }
+
+}  // namespace convert_test

@@ -10,6 +10,8 @@
 #include <numeric>
 #include <vector>
 
+namespace dlpack_test {
+
 using namespace safemap;
 
 namespace {
@@ -257,3 +259,5 @@ TEST_CASE("PyTorch's pairs of float4 become elements") {
     producer.strides = {1, 2};
     CHECK_FAULT(dlpack::import_tensor(&producer.managed), Errc::no_dlpack);
 }
+
+}  // namespace dlpack_test

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <vector>
 
+namespace dtype_test {
+
 using namespace safemap;
 
 namespace {
@@ -76,3 +78,5 @@ TEST_CASE("byte sizes are computed from bits, without partial bytes or overflow"
     CHECK(swap_size(Dtype::f64) == 8);
     CHECK(swap_size(Dtype::f4) == 1);
 }
+
+}  // namespace dtype_test

@@ -13,6 +13,8 @@
 #include <random>
 #include <vector>
 
+namespace element_text_test {
+
 using namespace safemap;
 
 namespace {
@@ -95,3 +97,5 @@ TEST_CASE("an element is found by its number, and is printed with the requested 
     CHECK(element_text(Dtype::f4, packed, 0) == "0.5");
     CHECK(element_text(Dtype::f4, packed, 1) == "1");
 }
+
+}  // namespace element_text_test

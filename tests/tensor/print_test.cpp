@@ -10,6 +10,8 @@
 #include <sstream>
 #include <vector>
 
+namespace print_test {
+
 using namespace safemap;
 
 namespace {
@@ -100,3 +102,5 @@ TEST_CASE("huge dimensions cost neither time nor text") {
     const std::string deep = to_string(TensorView(Dtype::u8, bytes, {Shape(100'000, 1), Strides(100'000, 1), 0}));
     CHECK(deep.ends_with("\n[...]"));
 }
+
+}  // namespace print_test

@@ -5,6 +5,8 @@
 
 #include <safemap/advanced/dtypes.hpp>
 
+namespace raw_dtype_test {
+
 using namespace safemap;
 
 TEST_CASE("every dtype has a raw dtype of the same bits that safetensors can name") {
@@ -29,3 +31,5 @@ TEST_CASE("every dtype has a raw dtype of the same bits that safetensors can nam
         CHECK(shape_of_raw(Dtype::qint8, shape) == shape);
     }
 }
+
+}  // namespace raw_dtype_test

@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+namespace shape_test {
+
 using namespace safemap;
 using reference::Cut;
 using reference::python_indices;
@@ -262,3 +264,5 @@ TEST_CASE("too many dimensions are refused") {
     CHECK_FAULT(Shape(std::size_t{1} << 32, 0), Errc::invalid_argument);
     CHECK_FAULT(Strides(std::size_t{1} << 32, 0), Errc::invalid_argument);
 }
+
+}  // namespace shape_test

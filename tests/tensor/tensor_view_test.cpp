@@ -18,6 +18,8 @@
 #include <random>
 #include <vector>
 
+namespace tensor_view_test {
+
 using namespace safemap;
 
 namespace {
@@ -356,3 +358,5 @@ TEST_CASE("slices of packed dtypes are refused unless they cover whole bytes, fo
     CHECK(taken > 3000);
     CHECK(refused > 3000);
 }
+
+}  // namespace tensor_view_test

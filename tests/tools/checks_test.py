@@ -1,11 +1,13 @@
-"""Tests that built.py, codes.py, names.py, one_definition.py, prose.py, style.py and count.py find their faults."""
+"""Tests that the other scripts of this folder find the faults that they look for."""
 import json
 import pathlib
+import shutil
 import tempfile
 import unittest
 
 import built
 import codes
+import compile_fail
 import count
 import names
 import one_definition
@@ -53,6 +55,31 @@ class Codes(unittest.TestCase):
 
     def test_a_code_without_a_test_is_found(self):
         self.assertEqual(self.faults('first second', 'Errc::first // Errc::second'), ['second: no test names it'])
+
+
+class CompileFail(unittest.TestCase):
+    def faults(self, dangling, safe):
+        compiler = shutil.which('c++')
+        if not compiler:
+            self.skipTest('no compiler is called c++')
+        with tempfile.TemporaryDirectory() as folder:
+            header = pathlib.Path(folder, 'include/safemap/a.hpp')
+            case = pathlib.Path(folder, 'tests/compile_fail/a.cpp')
+            forms = f'#ifdef MUST_NOT_COMPILE\n{dangling}\n#else\n{safe}\n#endif\n'
+            for path, text in ((header, 'void f(int&&) = delete;\nvoid f(int&);\n'),
+                               (case, f'void g(int i) {{\n{forms}}}\n')):
+                path.parent.mkdir(parents=True)
+                path.write_text(text)
+            count, found, _ = compile_fail.check(pathlib.Path(folder).resolve(), compiler)
+            self.assertEqual(count, 2)
+            return found
+
+    def test_one_form_compiles_and_the_other_does_not(self):
+        self.assertEqual(self.faults('f(1);', 'f(i);'), [])
+        self.assertEqual(self.faults('f(i);', 'f(i);'), ['a.cpp: the dangling form compiles'])
+        self.assertEqual(self.faults('f(1);', 'f(2);'), ['a.cpp: the safe form does not compile'])
+        self.assertEqual(self.faults('f(i);', 'f(1);'), ['a.cpp: the dangling form compiles',
+                                                         'a.cpp: the safe form does not compile'])
 
 
 class OneDefinition(unittest.TestCase):
@@ -161,11 +188,12 @@ class Style(unittest.TestCase):
 
 
 class Count(unittest.TestCase):
-    def test_doctest_programs_count_their_cases_and_others_one(self):
+    def test_programs_that_say_so_count_their_cases_and_others_one(self):
         summary = '[doctest] test cases: 12 | 11 passed |  1 failed | 0 skipped\n'
         log = [{'result': result} for result in ('OK', 'EXPECTEDFAIL', 'FAIL', 'SKIP', 'TIMEOUT')]
         log.append({'result': 'FAIL', 'stdout': summary})
-        self.assertEqual(count.count(map(json.dumps, log)), (13, 3))
+        log.append({'result': 'FAIL', 'stdout': 'many words\n30 passed, 2 failed\n'})
+        self.assertEqual(count.count(map(json.dumps, log)), (43, 5))
 
     def test_a_program_that_dies_after_its_summary_has_failed(self):
         summary = '[doctest] test cases: 2 | 2 passed | 0 failed | 0 skipped'

@@ -1,7 +1,8 @@
 """Sums up a meson test log (testlog.json): prints "PASSED FAILED".
 
 With --failures it prints the names of the failed tests and the end of the output of each. A doctest program counts its
-test cases, and any other test counts as one. Skipped tests do not count.
+test cases, a program that ends with a line "N passed, N failed" counts those, and any other test counts as one. Skipped
+tests do not count.
 """
 import json
 import re
@@ -9,7 +10,7 @@ import sys
 
 GOOD = {'OK', 'EXPECTEDFAIL'}
 SHOWN_LINES = 60
-CASES = re.compile(r'^\[doctest\] test cases:\s*\d+\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed', re.MULTILINE)
+CASES = re.compile(r'^(?:\[doctest\] test cases:\s*\d+\s*\|\s*)?(\d+) passed\s*[|,]\s*(\d+) failed', re.MULTILINE)
 
 
 def count(lines):

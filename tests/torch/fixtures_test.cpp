@@ -13,6 +13,8 @@
 #include <random>
 #include <set>
 
+namespace fixtures_test {
+
 using namespace safemap;
 
 namespace {
@@ -248,3 +250,5 @@ TEST_CASE("files with random bytes changed are read or refused, and nothing wors
         }
     }
 }
+
+}  // namespace fixtures_test

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+namespace flat_test {
+
 using namespace safemap;
 
 namespace {
@@ -194,3 +196,5 @@ TEST_CASE("random dictionaries give the same result with and without a tree") {
     CHECK(flat > 50);
     CHECK(flat < 400);
 }
+
+}  // namespace flat_test

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+namespace globals_test {
+
 using namespace safemap;
 
 using namespace std::string_literals;
@@ -425,3 +427,5 @@ TEST_CASE("a call is noted even after the list of names is full, and so is an un
         forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(zip.size(), 4) + zip + "\x85R";
     CHECK(note_of(forge::archive(inside + "0N")).starts_with("a file inside the pickle cannot be read"));
 }
+
+}  // namespace globals_test

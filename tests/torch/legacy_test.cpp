@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+namespace legacy_test {
+
 using namespace safemap;
 
 using namespace std::string_literals;
@@ -36,7 +38,7 @@ struct Legacy {
     std::string object;
     std::string magic = magic_number();
     std::string version = forge::integer(1001);
-    std::string machine = ::machine();
+    std::string machine = legacy_test::machine();
     std::string keys = list_of({"a"});
     std::string storages = {};
     std::string trailing = {};
@@ -469,3 +471,5 @@ TEST_CASE("legacy files and plain pickles with random bytes changed are read or 
         }
     }
 }
+
+}  // namespace legacy_test

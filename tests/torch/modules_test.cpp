@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+namespace modules_test {
+
 using namespace safemap;
 
 namespace {
@@ -98,3 +100,5 @@ TEST_CASE("an error in a module gives the tensor's name") {
     CHECK(tensor_of(forge::dict({forge::text("_parameters"), forge::dict({forge::text("0"), tensor(15)})})) ==
           "_parameters/~s0");
 }
+
+}  // namespace modules_test

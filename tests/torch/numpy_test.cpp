@@ -9,6 +9,8 @@
 #include <bit>
 #include <cmath>
 
+namespace numpy_test {
+
 using namespace safemap;
 using namespace std::string_literals;
 
@@ -194,3 +196,5 @@ TEST_CASE("dtypes are constants, and dtypes of records are objects") {
     CHECK(text(dtype("fx")) == "");
     CHECK(text(dtype("V8", "|", "N" + forge::tuple({forge::text("x")}) + "}")) == "");
 }
+
+}  // namespace numpy_test

@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+namespace one_tensor_test {
+
 using namespace safemap;
 using torch::PlacedTensor;
 using torch::TensorForms;
@@ -135,3 +137,5 @@ TEST_CASE("threads that read equal and different archives agree") {
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong == 0);
 }
+
+}  // namespace one_tensor_test

@@ -17,6 +17,8 @@
 #include <random>
 #include <thread>
 
+namespace parts_test {
+
 using namespace safemap;
 using namespace std::string_literals;
 
@@ -415,3 +417,5 @@ TEST_CASE("a mutated file gives some of the keys asked for, or an error with its
     CHECK(read > 0);
     CHECK(refused > 0);
 }
+
+}  // namespace parts_test

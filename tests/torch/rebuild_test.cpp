@@ -16,6 +16,8 @@
 #include <limits>
 #include <set>
 
+namespace rebuild_test {
+
 using namespace safemap;
 using namespace std::string_literals;
 using namespace std::string_view_literals;
@@ -604,3 +606,5 @@ TEST_CASE("a tensor without data keeps dtype and shape, and an object keeps its 
     CHECK(object.children[1].first == "1");
     CHECK(object.children[2].first == "0~1");
 }
+
+}  // namespace rebuild_test

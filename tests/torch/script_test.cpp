@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+namespace script_test {
+
 using namespace safemap;
 
 namespace {
@@ -140,3 +142,5 @@ TEST_CASE("the constants of a frozen module, which has no tensors of its own, ar
     CHECK_FAULT(torch::read_archive(fixtures::source(zip.join()), faults, &unknown), Errc::unknown_global);
     CHECK(flatten(archive(module("net", {forge::text("w"), tensor()})).tree).tensors.size() == 1);
 }
+
+}  // namespace script_test

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+namespace storage_size_test {
+
 using namespace safemap;
 
 namespace {
@@ -60,3 +62,5 @@ TEST_CASE("many storages shorter than their records give one note") {
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0].find("(3 storages are longer than the pickle says)") != std::string::npos);
 }
+
+}  // namespace storage_size_test

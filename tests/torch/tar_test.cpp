@@ -9,6 +9,8 @@
 
 #include <string>
 
+namespace tar_test {
+
 using namespace safemap;
 
 namespace {
@@ -201,3 +203,5 @@ TEST_CASE("numbers in a tar are checked") {
           Errc::bad_tensor);
     CHECK(with_tensor(tensor(10, 1, {8}, {1}, 0).substr(0, 70)).first == Errc::file_truncated);
 }
+
+}  // namespace tar_test

@@ -3,6 +3,8 @@
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
+namespace checkpoint_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -63,3 +65,5 @@ TEST_CASE("the caller's metadata overrides the checkpoint's") {
     CHECK(metadata_of(dir / "b.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"step", "2"}, {"who", "me"}});
 }
+
+}  // namespace checkpoint_test

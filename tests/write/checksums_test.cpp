@@ -21,6 +21,8 @@
 #include <optional>
 #include <thread>
 
+namespace checksums_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -403,3 +405,5 @@ TEST_CASE("a save can be cancelled while threads wait for their turn, and leaves
         fs::remove_all(dir / "out");
     }
 }
+
+}  // namespace checksums_test

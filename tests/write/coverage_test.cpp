@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+namespace coverage_test {
+
 using safemap::Extent;
 using safemap::write::Coverage;
 
@@ -107,3 +109,5 @@ TEST_CASE("an empty tensor is complete") {
     coverage.add({});
     CHECK(coverage.stretches() == 0);
 }
+
+}  // namespace coverage_test

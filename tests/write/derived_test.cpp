@@ -20,6 +20,8 @@
 #include <random>
 #include <set>
 
+namespace derived_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -238,3 +240,5 @@ TEST_CASE("an edit refuses a name that would hide another") {
     const Checkpoint edited = Checkpoint::open(file);
     CHECK(edited.aliases() == std::vector<AliasGroup>{{"b2", "a"}});
 }
+
+}  // namespace derived_test

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 
+namespace durable_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -229,3 +231,5 @@ TEST_CASE("a save that was not durable is resumed until the next boot, and only 
     CHECK(resumed(true, true, "another") >= count);
     CHECK(resumed(true, false, "one") == 0);  // a different job, which starts over
 }
+
+}  // namespace durable_test

@@ -10,6 +10,8 @@
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
 
+namespace edit_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -290,3 +292,5 @@ TEST_CASE("an index is repaired from its shards") {
     CHECK(mentions(with(wrong), "in shards that do not hold them"));
     CHECK(!fs::exists(dir / "no"));
 }
+
+}  // namespace edit_test

@@ -19,6 +19,8 @@
 #include <mutex>
 #include <numeric>
 
+namespace evictions_test {
+
 using namespace safemap;
 using namespace samples;
 using namespace safemap::literals;
@@ -267,3 +269,5 @@ TEST_CASE("the pages of a file are in memory before a save that evicts it, and n
     CHECK(file->residency(all).resident == 0);
     CHECK(TempDir::read(dir / "out/model.safetensors") == TempDir::read(dir / "kept/model.safetensors"));
 }
+
+}  // namespace evictions_test

@@ -17,6 +17,8 @@
 #include <optional>
 #include <random>
 
+namespace exact_metadata_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -243,3 +245,5 @@ TEST_CASE("given digests are kept, and so is a pair whose tensor is skipped") {
     CHECK(report.skipped.size() == 1);
     CHECK(metadata_of(dir / "f.safetensors") == given);
 }
+
+}  // namespace exact_metadata_test

@@ -17,6 +17,8 @@
 #include <cstring>
 #include <optional>
 
+namespace extras_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -304,3 +306,5 @@ TEST_CASE("a save with extras that is killed at any system call leaves the old o
         CHECK(nth > 50);
     }
 }
+
+}  // namespace extras_test

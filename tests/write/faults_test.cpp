@@ -17,6 +17,8 @@
 #include <csignal>
 #include <thread>
 
+namespace faults_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -313,3 +315,5 @@ TEST_CASE("two hundred shards are written with sixty-four descriptors") {
         CHECK(read_file(out / "model-00200-of-00200.safetensors").at("t199").bytes == random_bytes(100, 1));
     }
 }
+
+}  // namespace faults_test

@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <functional>
 
+namespace folders_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -465,3 +467,5 @@ TEST_CASE("a subfolder named like a shard of the old index does not block a save
     CHECK_OK(save(dir / "out", inputs().new_model, {.overwrite = true}));
     CHECK(TempDir::read(dir / "out/a.safetensors/mine") == "mine");
 }
+
+}  // namespace folders_test

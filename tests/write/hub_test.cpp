@@ -5,6 +5,8 @@
 #include "doctest_safemap.hpp"
 #include "write/samples.hpp"
 
+namespace hub_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -86,3 +88,5 @@ TEST_CASE("empty tensors go to the shard of the first of them, as in huggingface
     CHECK(shard_of(dir / "layers", "h.1.b") == shard_of(dir / "layers", "h.1.w"));
     CHECK(shard_of(dir / "layers", "h.0.b") != shard_of(dir / "layers", "h.1.b"));
 }
+
+}  // namespace hub_test

@@ -18,6 +18,8 @@
 #include <fstream>
 #include <functional>
 
+namespace latecomer_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -459,3 +461,5 @@ TEST_CASE("a file added during a save to a folder without a checkpoint is not re
         }
     }
 }
+
+}  // namespace latecomer_test

@@ -24,6 +24,8 @@
 #include <functional>
 #include <thread>
 
+namespace overwrite_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -646,3 +648,5 @@ TEST_CASE("a reader during saves over a folder always reads one of the two model
         CHECK(reads > 0);
     }
 }
+
+}  // namespace overwrite_test

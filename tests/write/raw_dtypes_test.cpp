@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <array>
 
+namespace raw_dtypes_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -256,3 +258,5 @@ TEST_CASE("joined files keep the dtypes in their documents") {
     REQUIRE(joined.size() == source.size() + 1);
     for (const LazyTensor& tensor : source) CHECK(joined[tensor.name()].dtype() == tensor.dtype());
 }
+
+}  // namespace raw_dtypes_test

@@ -19,6 +19,8 @@
 #include <random>
 #include <set>
 
+namespace reshard_test {
+
 using namespace safemap;
 using namespace samples;
 using hf_forge::shard_name;
@@ -512,3 +514,5 @@ TEST_CASE("ranks are refused where there is one file, exact metadata, or no tens
     CHECK_FAULT(ShardWriter(dir / "out", declared, {.ranks = 2}), Errc::invalid_argument);
     CHECK(names_in(dir.path()).empty());
 }
+
+}  // namespace reshard_test

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+namespace resume_key_test {
+
 using namespace safemap;
 
 namespace {
@@ -79,3 +81,5 @@ TEST_CASE("a save of boxes is identified by each box, however many rows they hav
     CHECK(jobs.size() == 4);
     CHECK(halves(2, 0, false) == halves(2, 0, false));
 }
+
+}  // namespace resume_key_test

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <string_view>
 
+namespace resume_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -277,3 +279,5 @@ TEST_CASE("a committed save in place that was killed counts after a reboot, and 
     }
     CHECK(listed > 3);
 }
+
+}  // namespace resume_test

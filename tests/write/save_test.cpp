@@ -16,6 +16,8 @@
 #include <stdexcept>
 #include <thread>
 
+namespace save_test {
+
 using namespace safemap;
 using namespace samples;
 using namespace safemap::literals;
@@ -739,3 +741,5 @@ TEST_CASE("a tensor of more than 2^32 bytes is written completely" * doctest::sk
     written["large"].read(size - 1, {&byte, 1});
     CHECK(byte == std::byte{0});
 }
+
+}  // namespace save_test

@@ -30,6 +30,8 @@
 #include <stdexcept>
 #include <thread>
 
+namespace shard_writer_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -806,3 +808,5 @@ TEST_CASE("of several threads that write the same bytes, one succeeds") {
     writer.commit();
     CHECK(read_file(dir / "out/model.safetensors").at("w").bytes == bytes);
 }
+
+}  // namespace shard_writer_test

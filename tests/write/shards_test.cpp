@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+namespace shards_test {
+
 using namespace safemap;
 using write::Sized;
 using write::Split;
@@ -334,3 +336,5 @@ TEST_CASE("shards have huggingface_hub's names") {
     CHECK(write::shard_name(11, 345) == "model-00012-of-00345.safetensors");
     CHECK(write::shard_name(99'999, 123'456) == "model-100000-of-123456.safetensors");
 }
+
+}  // namespace shards_test

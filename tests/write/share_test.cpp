@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+namespace share_test {
+
 using namespace safemap;
 using write::first_unit_of;
 using write::share_of;
@@ -80,3 +82,5 @@ TEST_CASE("a boundary near the end of a file is at its end") {
     CHECK(first_unit_of(one, 1, 4) == 0);
     CHECK(first_unit_of(one, 4, 4) == 1);
 }
+
+}  // namespace share_test

@@ -20,6 +20,8 @@
 #include <cstring>
 #include <numeric>
 
+namespace short_runs_test {
+
 using namespace safemap;
 using namespace samples;
 using namespace safemap::literals;
@@ -366,3 +368,5 @@ TEST_CASE("two hundred files of ranks are read with sixty-four descriptors") {
     save(dir / "twin", whole);
     CHECK(TempDir::read(dir / "out/model.safetensors") == TempDir::read(dir / "twin/model.safetensors"));
 }
+
+}  // namespace short_runs_test

@@ -18,6 +18,8 @@
 #include <stdexcept>
 #include <thread>
 
+namespace sink_test {
+
 using namespace safemap;
 using namespace samples;
 using namespace safemap::literals;
@@ -291,3 +293,5 @@ TEST_CASE("a file sink is flushed to disk at commit, unless it is not durable") 
         CHECK(fs::exists(dir / "f") != durable);
     }
 }
+
+}  // namespace sink_test

@@ -6,6 +6,8 @@
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
+namespace skipped_ties_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -80,3 +82,5 @@ TEST_CASE("the caller's metadata is kept, even if a value is the name of a skipp
     CHECK(metadata_of(dir / "tied.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"note", "t"}, {"v", "w"}, {"who", "u"}});
 }
+
+}  // namespace skipped_ties_test

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+namespace storage_use_test {
+
 using namespace safemap;
 
 namespace {
@@ -257,3 +259,5 @@ TEST_CASE("a plan tells how every tensor is read, before anything is written") {
     CHECK_THROWS_AS(save(dir / "other", tensors, options), int);
     CHECK(std::distance(std::filesystem::directory_iterator(dir.path()), {}) == 1);
 }
+
+}  // namespace storage_use_test

@@ -18,6 +18,8 @@
 #include <functional>
 #include <random>
 
+namespace structure_digest_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -283,3 +285,5 @@ TEST_CASE("every flipped bit before the data gives a fault or a note, except in 
     const std::string first = TempDir::read(shard);
     flip(shards, shard, 0, first.size(), within(first, {R"("format":"pt")"}));
 }
+
+}  // namespace structure_digest_test

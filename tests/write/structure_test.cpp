@@ -20,6 +20,8 @@
 
 #include <algorithm>
 
+namespace structure_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -311,3 +313,5 @@ TEST_CASE("a part of a training state is converted alone, with paths that begin 
     CHECK(error->hint().find("'model', 'optimizer'") != std::string::npos);
     CHECK_FAULT(Checkpoint::open(flat).below("x"), Errc::invalid_argument);
 }
+
+}  // namespace structure_test

@@ -16,6 +16,8 @@
 #include <mutex>
 #include <stdexcept>
 
+namespace team_test {
+
 using namespace safemap;
 using namespace samples;
 using thread_team::Member;
@@ -440,3 +442,5 @@ TEST_CASE("packed numbers and texts are unpacked, and a cut message is an error"
         CHECK_FAULT((cut.number(), cut.text(), cut.text(), cut.number()), Errc::io_error);
     }
 }
+
+}  // namespace team_test

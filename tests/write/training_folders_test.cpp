@@ -9,6 +9,8 @@
 
 #include <chrono>
 
+namespace training_folders_test {
+
 using namespace safemap;
 using namespace samples;
 
@@ -81,3 +83,5 @@ TEST_CASE("a killed save of a DeepSpeed folder begins anew if the file of one ra
     CHECK(resumed_after(true) == 0);
     zero_forge::check_tensors(Checkpoint::open(dir / "out"), zero_forge::Forge::weights(spec_of(3)));
 }
+
+}  // namespace training_folders_test

@@ -1,7 +1,7 @@
 // The controls of the stub, on a real device.
 
-#include "device/relay/relay.hpp"
-#include "device/stub/checksum.hpp"
+#include "cuda/relay/relay.hpp"
+#include "cuda/stub/checksum.hpp"
 
 #include <array>
 #include <string>

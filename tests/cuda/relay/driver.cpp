@@ -1,6 +1,6 @@
 // The real driver: its functions, its primary contexts, and what it answers.
 
-#include "device/relay/relay.hpp"
+#include "cuda/relay/relay.hpp"
 
 #include <dlfcn.h>
 

@@ -1,6 +1,6 @@
 // Streams that are held back on a real device.
 
-#include "device/relay/relay.hpp"
+#include "cuda/relay/relay.hpp"
 
 namespace relay {
 namespace {

@@ -1,7 +1,7 @@
 // Kernels that read memory: copies to locked memory of the host, and a function of the host that computes the checksum.
 
-#include "device/relay/relay.hpp"
-#include "device/stub/checksum.hpp"
+#include "cuda/relay/relay.hpp"
+#include "cuda/stub/checksum.hpp"
 
 #include <algorithm>
 #include <atomic>

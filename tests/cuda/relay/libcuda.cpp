@@ -1,6 +1,6 @@
 // The functions of the driver for devices, contexts, streams and events, which the real driver answers.
 
-#include "device/relay/relay.hpp"
+#include "cuda/relay/relay.hpp"
 
 #include <algorithm>
 

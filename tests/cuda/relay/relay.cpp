@@ -1,4 +1,4 @@
-#include "device/relay/relay.hpp"
+#include "cuda/relay/relay.hpp"
 
 #include <algorithm>
 

@@ -8,7 +8,7 @@
 // error of the real driver, are what a test sees.
 #pragma once
 
-#include "device/stub/ledger.hpp"
+#include "cuda/stub/ledger.hpp"
 #include "drivers/cuda_api.hpp"
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // Sets and reports what tests need: options, failures, held streams, kernels of a caller, captures, counters and
 // findings.
 
-#include "device/stub/stub.hpp"
+#include "cuda/stub/stub.hpp"
 
 #include <algorithm>
 #include <cstring>

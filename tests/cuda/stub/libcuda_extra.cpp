@@ -1,6 +1,6 @@
 // Functions of the driver that safemap does not call, but the relay (../relay), which is tested over the stub.
 
-#include "device/stub/stub.hpp"
+#include "cuda/stub/stub.hpp"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // The functions of the driver for memory and copies, over the state of the stub.
 
-#include "device/stub/stub.hpp"
+#include "cuda/stub/stub.hpp"
 
 #include <algorithm>
 #include <cstring>

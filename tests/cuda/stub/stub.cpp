@@ -1,6 +1,6 @@
-#include "device/stub/stub.hpp"
+#include "cuda/stub/stub.hpp"
 
-#include "device/stub/checksum.hpp"
+#include "cuda/stub/checksum.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,7 @@
 // other is known from the calls alone (vector clocks), so a missing wait is found in every run.
 #pragma once
 
-#include "device/stub/ledger.hpp"
+#include "cuda/stub/ledger.hpp"
 #include "drivers/cuda_api.hpp"
 
 #include <condition_variable>
