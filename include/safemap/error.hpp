@@ -169,6 +169,11 @@ SAFEMAP_API int exit_code(Errc code) noexcept;
 class SAFEMAP_API Error : public std::exception {
 public:
     Error(Errc code, std::string message);
+    Error(const Error&);
+    Error(Error&&) noexcept;
+    Error& operator=(const Error&);
+    Error& operator=(Error&&) noexcept;
+    ~Error() override;
 
     Errc code() const noexcept { return code_; }
     /// Returns what was found and what was expected, without context.

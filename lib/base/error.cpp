@@ -173,6 +173,12 @@ int exit_code(Errc code) noexcept {
 
 Error::Error(Errc code, std::string message) : code_(code), message_(std::move(message)) { compose(); }
 
+Error::Error(const Error&) = default;
+Error::Error(Error&&) noexcept = default;
+Error& Error::operator=(const Error&) = default;
+Error& Error::operator=(Error&&) noexcept = default;
+Error::~Error() = default;
+
 Error& Error::with_path(std::string_view path) {
     if (path_.empty()) path_ = path;
     compose();

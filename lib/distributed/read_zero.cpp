@@ -327,6 +327,14 @@ void add_files(Contents& contents, const ZeroTag& tag, const std::vector<std::st
     for (const std::string& file : files) contents.files.push_back(tag.prefix + file);
 }
 
+/// Returns what the contents of an optimizer have in common with those of its weights.
+Contents files_and_layout(const Contents& weights) {
+    Contents contents;
+    contents.files = weights.files;
+    contents.layout = weights.layout;
+    return contents;
+}
+
 /// Notes how many parameters have no state, where others have.
 void note_stateless(const Gathered& gathered, Contents& optimizer) {
     std::size_t without = 0;
@@ -388,7 +396,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     }
     layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
     skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run), training_bytes(run->first_model()));
-    const Contents described = {.files = contents.files, .layout = contents.layout};
+    const Contents described = files_and_layout(contents);
     contents.optimizer = [run, described] {
         const Gathered gathered = gather_all(*run, {.optimizer = true});
         Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
@@ -460,7 +468,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
         return contents;
     }
     skip_optimizer(contents, layout.optimizer, bytes, training ? training_bytes(*training) : 0);
-    const Contents described = {.files = contents.files, .layout = contents.layout};
+    const Contents described = files_and_layout(contents);
     contents.optimizer = [kept, training, described] {
         return optimizer_contents(optimizer_tree(kept->gathered, kept->rest, training.get()), described);
     };

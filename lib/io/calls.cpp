@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 namespace safemap::SAFEMAP_ABI::io {
 
@@ -66,6 +67,8 @@ std::uint64_t physical_memory() {
     return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+void sleep(std::chrono::milliseconds time) { std::this_thread::sleep_for(time); }
+
 std::string boot_id() {
     std::string id;
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
@@ -105,6 +108,7 @@ Calls calls = {
     .direct_alignment = read_direct_alignment,
     .descriptor_limit = descriptor_limit,
     .physical_memory = physical_memory,
+    .sleep = sleep,
     .boot_id = boot_id,
 };
 

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -54,6 +55,7 @@ struct Calls {
     int (*direct_alignment)(int descriptor, DirectAlignment* alignment);    ///< zeros: impossible (since Linux 6.1)
     std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
     std::uint64_t (*physical_memory)();                                     ///< in bytes
+    void (*sleep)(std::chrono::milliseconds time);
     std::string (*boot_id)();  ///< changes at each boot; empty if it is unknown
 };
 

@@ -13,7 +13,6 @@
 #include <optional>
 #include <random>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::io {
@@ -66,7 +65,7 @@ JoinedStaging::JoinedStaging(const std::filesystem::path& target, Staging::Kind 
     const std::string_view token = std::string_view(key).substr(where.size() + 1);
     about_file(target_, [&] {
         for (int attempt = 0; attempt < most_waits; ++attempt) {
-            if (attempt > 0) std::this_thread::sleep_for(between);
+            if (attempt > 0) calls.sleep(between);
             const Descriptor sibling = open_sibling(place.parent.number(), place.name, where == "inside");
             if (!sibling || token_in(sibling.number()) != token) continue;
             if (where == "published") return;  // every file is finished

@@ -13,7 +13,7 @@ namespace {
 using Global = PickleGraph::Global;
 
 /// NAME_MAPPING, without the exceptions that kept their names. Sorted.
-constexpr auto names = rows_of<4, 41>(R"(UserDict IterableUserDict collections UserDict,
+constexpr auto name_mapping = rows_of<4, 41>(R"(UserDict IterableUserDict collections UserDict,
     UserDict UserDict collections UserDict, UserList UserList collections UserList,
     UserString UserString collections UserString, __builtin__ basestring builtins str,
     __builtin__ intern sys intern, __builtin__ long builtins int, __builtin__ reduce functools reduce,
@@ -65,7 +65,7 @@ constexpr auto modules = rows_of<2, 55>(R"(BaseHTTPServer http.server, CGIHTTPSe
 constexpr auto moved = rows_of<2, 4>(R"(numpy.core.multiarray numpy._core.multiarray,
     numpy.core.numeric numpy._core.numeric, pathlib._local pathlib, torch.tensor torch._tensor)");
 
-static_assert(std::is_sorted(names.begin(), names.end()));
+static_assert(std::is_sorted(name_mapping.begin(), name_mapping.end()));
 static_assert(std::is_sorted(exceptions.begin(), exceptions.end()));
 static_assert(std::is_sorted(modules.begin(), modules.end()));
 static_assert(std::is_sorted(moved.begin(), moved.end()));
@@ -82,7 +82,7 @@ template <class... Words> auto* find(const auto& rows, Words... words) {
 }
 
 Global from_python2(const Global& global) {
-    if (const auto* row = find(names, global.module, global.name)) return {(*row)[2], (*row)[3]};
+    if (const auto* row = find(name_mapping, global.module, global.name)) return {(*row)[2], (*row)[3]};
     if (global.module == "exceptions" && find(exceptions, global.name) != nullptr) return {"builtins", global.name};
     if (const auto* row = find(modules, global.module)) return {(*row)[1], global.name};
     return global;

@@ -10,6 +10,13 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+Contents::Contents() = default;
+Contents::Contents(const Contents&) = default;
+Contents::Contents(Contents&&) noexcept = default;
+Contents& Contents::operator=(const Contents&) = default;
+Contents& Contents::operator=(Contents&&) noexcept = default;
+Contents::~Contents() = default;
+
 const std::string* find_value(const Metadata& metadata, std::string_view key) {
     const auto entry =
         std::find_if(metadata.begin(), metadata.end(), [=](const auto& pair) { return pair.first == key; });

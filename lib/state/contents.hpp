@@ -41,6 +41,13 @@ struct Replica {
 
 /// The contents of an opened checkpoint.
 struct Contents {
+    Contents();
+    Contents(const Contents&);
+    Contents(Contents&&) noexcept;
+    Contents& operator=(const Contents&);
+    Contents& operator=(Contents&&) noexcept;
+    ~Contents();
+
     Format format = Format::safetensors;
     std::vector<std::string> files = {};
     Metadata metadata = {};

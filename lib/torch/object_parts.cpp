@@ -10,7 +10,11 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
+namespace {
+
 using Kind = PickleGraph::Kind;
+
+}  // namespace
 
 std::string attribute_name(const PickleGraph& pickle, PickleGraph::Id key, std::size_t place) {
     if (pickle.kind(key) == Kind::integer) return std::to_string(pickle.integer(key));

@@ -482,6 +482,13 @@ private:
 
 }  // namespace
 
+Layout::Layout() = default;
+Layout::Layout(const Layout&) = default;
+Layout::Layout(Layout&&) noexcept = default;
+Layout& Layout::operator=(const Layout&) = default;
+Layout& Layout::operator=(Layout&&) noexcept = default;
+Layout::~Layout() = default;
+
 bool has_structure_tensor(const Input& input) {
     const auto structure = input.metadata.find(std::string(state::structure_key));
     return structure != input.metadata.end() && state::is_structure_apart(structure->second);

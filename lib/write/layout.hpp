@@ -44,6 +44,13 @@ struct PlannedFile {
 
 /// All files of a checkpoint, in the order in which they are written.
 struct Layout {
+    Layout();
+    Layout(const Layout&);
+    Layout(Layout&&) noexcept;
+    Layout& operator=(const Layout&);
+    Layout& operator=(Layout&&) noexcept;
+    ~Layout();
+
     std::vector<PlannedFile> files;    ///< the index is last
     std::vector<ChosenTensor> chosen;  ///< in the caller's order
     std::uint64_t tensors = 0;

@@ -174,7 +174,8 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
             reader.tell_repairs();
             reader.add_tensors();
             found.shards.resize(found.tensors.size(), number);
-            state::Contents one{.metadata = reader.header().metadata};
+            state::Contents one;
+            one.metadata = reader.header().metadata;
             joined.add(one, shard);
         });
     }
