@@ -3,9 +3,7 @@
 #pragma once
 
 #include "drivers/cuda_api.hpp"
-#include "drivers/library.hpp"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,32 +17,7 @@ public:
     using CuResult = safemap::drivers::CuResult;
 
     /// Resets the stub. Throws if libcuda.so.1 is not the stub.
-    StubCuda() {
-        const std::array functions = {
-            row("stub_is_real", &is_real_),
-            row("stub_reset", &reset_),
-            row("stub_set", &set_),
-            row("stub_get", &get_),
-            row("stub_call", &call_),
-            row("stub_finding", &finding_),
-            row("stub_clear_findings", &clear_findings_),
-            row("stub_fail_nth", &fail_nth_),
-            row("stub_break", &break_),
-            row("stub_hold", &hold_),
-            row("stub_release", &release_),
-            row("stub_stream", &stream_),
-            row("stub_priority", &priority_),
-            row("stub_make_stream", &make_),
-            row("stub_kernel_read", &kernel_read_),
-            row("stub_synchronize", &sync_),
-            row("stub_checksum", &checksum_),
-            row("stub_begin_capture", &begin_),
-            row("stub_end_capture", &end_),
-        };
-        const auto loaded = safemap::drivers::load_library("libcuda.so.1", functions);
-        if (!loaded) throw std::runtime_error("these tests need the stub of the CUDA driver: " + loaded.fault);
-        reset();
-    }
+    StubCuda();
 
     /// Returns true if a real GPU does the work, behind a library that counts and has these controls (relay/). There a
     /// held stream does what it had before it was held, and there are few findings.
@@ -64,25 +37,11 @@ public:
     /// Returns the number of objects of any kind that exist: "live".
     std::uint64_t live() const { return get("live"); }
     /// Returns the names of all calls since the reset.
-    std::vector<std::string> calls() const {
-        std::vector<std::string> names;
-        while (const char* const name = call_(names.size())) names.emplace_back(name);
-        return names;
-    }
+    std::vector<std::string> calls() const;
     /// Returns the faults of the program under test.
-    std::vector<std::string> findings() const {
-        std::vector<std::string> all;
-        std::array<char, 256> text = {};
-        while (finding_(all.size(), text.data(), text.size()) != 0) all.emplace_back(text.data());
-        return all;
-    }
+    std::vector<std::string> findings() const;
     /// Returns the findings as one text, and forgets them.
-    std::string take_findings() {
-        std::string all;
-        for (const std::string& finding : findings()) all += (all.empty() ? "" : "; ") + finding;
-        clear_findings_();
-        return all;
-    }
+    std::string take_findings();
     /// Lets the nth call of a function from now fail. An empty name is any function. CUDA_ERROR_LAUNCH_FAILED and its
     /// kin let all later calls fail, too.
     void fail_nth(const char* call, std::uint64_t nth, CuResult result) {
@@ -113,10 +72,6 @@ public:
     bool end_capture(void* stream) { return end_(stream) != 0; }
 
 private:
-    template <class Function> static safemap::drivers::LibraryFunction row(const char* name, Function** pointer) {
-        return {name, pointer, true};
-    }
-
     int (*is_real_)() = nullptr;
     void (*reset_)() = nullptr;
     int (*set_)(const char*, std::uint64_t) = nullptr;

@@ -7,15 +7,9 @@
 #include <safemap/device.hpp>
 #include <safemap/error.hpp>
 
-#include <doctest/doctest.h>
-
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace opencl_test {
@@ -23,13 +17,7 @@ namespace opencl_test {
 using namespace safemap::drivers;
 
 /// Returns true if this machine has a device of OpenCL. If it has none, the test is skipped, which fails on CI.
-inline bool available() {
-    if (!list_opencl(opencl_driver()).empty()) return true;
-    const char* const ci = std::getenv("CI");
-    CHECK_MESSAGE((ci == nullptr || std::string_view(ci) != "true"), "CI has a device of OpenCL");
-    MESSAGE("skipped: this machine has no device of OpenCL");
-    return false;
-}
+bool available();
 
 /// Functions that only callers need.
 struct CallerApi {
@@ -45,46 +33,22 @@ struct CallerApi {
     ClResult (*clReleaseKernel)(void*) = nullptr;
     ClResult (*clReleaseProgram)(void*) = nullptr;
 
-    CallerApi() {
-        const std::array functions = {LibraryFunction{"clCreateUserEvent", &clCreateUserEvent, true},
-                                      LibraryFunction{"clSetUserEventStatus", &clSetUserEventStatus, true},
-                                      LibraryFunction{"clRetainEvent", &clRetainEvent, true},
-                                      LibraryFunction{"clCreateProgramWithSource", &clCreateProgramWithSource, true},
-                                      LibraryFunction{"clBuildProgram", &clBuildProgram, true},
-                                      LibraryFunction{"clCreateKernel", &clCreateKernel, true},
-                                      LibraryFunction{"clSetKernelArg", &clSetKernelArg, true},
-                                      LibraryFunction{"clEnqueueNDRangeKernel", &clEnqueueNDRangeKernel, true},
-                                      LibraryFunction{"clReleaseKernel", &clReleaseKernel, true},
-                                      LibraryFunction{"clReleaseProgram", &clReleaseProgram, true}};
-        REQUIRE(load_library("libOpenCL.so.1", functions));
-    }
+    CallerApi();
 };
 
-inline void require(ClResult result) { REQUIRE(text(result) == text(ClResult::success)); }
+void require(ClResult result);
 
 /// A context with a queue of the caller.
 class Caller {
 public:
-    Caller() {
-        ClPlatform platform = nullptr;
-        require(api.clGetPlatformIDs(1, &platform, nullptr));
-        require(api.clGetDeviceIDs(platform, cl_device_type_all, 1, &device, nullptr));
-        ClResult result = ClResult::success;
-        context = api.clCreateContext(nullptr, 1, &device, nullptr, nullptr, &result);
-        require(result);
-        queue = api.clCreateCommandQueue(context, device, 0, &result);
-        require(result);
-    }
-    ~Caller() {
-        api.clReleaseCommandQueue(queue);
-        api.clReleaseContext(context);
-    }
+    Caller();
+    ~Caller();
     Caller(const Caller&) = delete;
     Caller& operator=(const Caller&) = delete;
 
-    std::shared_ptr<safemap::Device> adopted() const { return safemap::Device::from_opencl(context, device); }
+    std::shared_ptr<safemap::Device> adopted() const;
     safemap::NativeStream stream() const { return safemap::NativeStream::opencl(queue); }
-    void finish() const { require(api.clFinish(queue)); }
+    void finish() const;
 
     const OpenclApi& api = opencl_driver().api;
     const CallerApi more;
@@ -96,18 +60,8 @@ public:
 /// Holds up all work that is put into the caller's queue later, until it is opened or fails.
 class Gate {
 public:
-    explicit Gate(const Caller& caller) : caller_(caller) {
-        ClResult result = ClResult::success;
-        event_ = caller.more.clCreateUserEvent(caller.context, &result);
-        require(result);
-        // PoCL 3.1 aborts if an event fails on which a command depends whose own event nobody holds.
-        require(caller.api.clEnqueueBarrierWithWaitList(caller.queue, 1, &event_, &barrier_));
-    }
-    ~Gate() {
-        open();  // nothing else lets the queues end
-        caller_.api.clReleaseEvent(barrier_);
-        caller_.api.clReleaseEvent(event_);
-    }
+    explicit Gate(const Caller& caller);
+    ~Gate();
     Gate(const Gate&) = delete;
     Gate& operator=(const Gate&) = delete;
 
@@ -115,10 +69,7 @@ public:
     void fail() { set(-9999); }
 
 private:
-    void set(std::int32_t status) {
-        if (!set_) caller_.more.clSetUserEventStatus(event_, status);
-        set_ = true;
-    }
+    void set(std::int32_t status);
 
     const Caller& caller_;
     ClEvent event_ = nullptr;
@@ -129,34 +80,13 @@ private:
 /// Adds 1 to bytes of device memory, and puts them into other memory.
 class AddOne {
 public:
-    explicit AddOne(const Caller& caller) : caller_(caller) {
-        const char* source =
-            "kernel void add_one(global const uchar* from, ulong offset, global uchar* to) {"
-            "    const size_t i = get_global_id(0); to[i] = from[offset + i] + 1; }";
-        ClResult result = ClResult::success;
-        program_ = caller.more.clCreateProgramWithSource(caller.context, 1, &source, nullptr, &result);
-        require(result);
-        require(caller.more.clBuildProgram(program_, 1, &caller.device, "", nullptr, nullptr));
-        kernel_ = caller.more.clCreateKernel(program_, "add_one", &result);
-        require(result);
-    }
-    ~AddOne() {
-        caller_.more.clReleaseKernel(kernel_);
-        caller_.more.clReleaseProgram(program_);
-    }
+    explicit AddOne(const Caller& caller);
+    ~AddOne();
     AddOne(const AddOne&) = delete;
     AddOne& operator=(const AddOne&) = delete;
 
     void launch(ClQueue queue, const safemap::DeviceMemory& from, std::uint64_t offset,
-                const safemap::DeviceMemory& to) const {
-        void* const handles[] = {from.handle(), to.handle()};
-        require(caller_.more.clSetKernelArg(kernel_, 0, sizeof(void*), &handles[0]));
-        require(caller_.more.clSetKernelArg(kernel_, 1, sizeof offset, &offset));
-        require(caller_.more.clSetKernelArg(kernel_, 2, sizeof(void*), &handles[1]));
-        const std::size_t items = to.size();
-        require(caller_.more.clEnqueueNDRangeKernel(queue, kernel_, 1, nullptr, &items, nullptr, 0, nullptr, nullptr));
-        require(caller_.api.clFlush(queue));
-    }
+                const safemap::DeviceMemory& to) const;
 
 private:
     const Caller& caller_;
@@ -164,10 +94,6 @@ private:
     void* kernel_ = nullptr;
 };
 
-inline std::vector<std::byte> bytes_of(safemap::Device& device, const safemap::DeviceMemory& memory) {
-    std::vector<std::byte> bytes(memory.size());
-    device.copy_to_host(bytes, memory, 0);
-    return bytes;
-}
+std::vector<std::byte> bytes_of(safemap::Device& device, const safemap::DeviceMemory& memory);
 
 }  // namespace opencl_test

@@ -11,11 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
-#include <string>
 #include <vector>
 
 /// Which calls fail in a schedule.
@@ -39,67 +36,16 @@ struct ScheduleGround {
     std::vector<Bytes> stored = {};
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
-    ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
-        if (schedule.staged || schedule.mapped) {
-            device = fake = std::make_shared<FakeDevice>();
-            fake->maps = schedule.mapped;
-            fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
-        }
-        const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};
-        shared = std::make_shared<safemap::device::Budget>(device, options);
-        for (unsigned i = 0; i < schedule.caches; ++i)
-            caches.push_back(std::make_unique<CacheFixture>(shared, safemap::UploadOptions{.readers = 1 + seed % 3}));
-        cache = caches.front().get();
-    }
+    ScheduleGround(const Schedule& wanted, unsigned seed);
 
     /// Adds a tensor of `size` bytes.
-    const Bytes& add(std::uint64_t size) {
-        const std::string name = "t" + std::to_string(stored.size());
-        stored.emplace_back(name, size);
-        // Not read through the source, because its reads are counted.
-        values.emplace_back();
-        for (std::uint64_t i = 0; i < size; ++i) values.back().push_back(pattern(std::hash<std::string>()(name), i));
-        return stored.back();
-    }
+    const Bytes& add(std::uint64_t size);
 
     /// Makes a call fail now and then, of the kind that the schedule says.
-    void fail_something(std::mt19937& random) const {
-        if (random() % 8 != 0) return;
-        const auto after = static_cast<std::int64_t>(random() % 4);
-        switch (schedule.fails) {
-            case Fails::nothing: break;
-            case Fails::reads: stored[random() % stored.size()].counted.fail_after(after); break;
-            case Fails::copies: fake->fail_copy = after; break;
-            case Fails::allocations:
-                if (after == 0) fake->fail_allocation = 0;
-                else fake->full = after == 1;
-                break;
-        }
-    }
-    void stop_failing() const {
-        for (const Bytes& bytes : stored) bytes.counted.fail_after(-1);
-        if (!fake) return;
-        fake->fail_copy = fake->fail_allocation = -1;
-        fake->full = false;
-    }
+    void fail_something(std::mt19937& random) const;
+    void stop_failing() const;
     /// Returns true for an error of the calls that fail.
-    bool is_expected(const safemap::Error& error) const {
-        if (error.code() == safemap::Errc::out_of_memory) return schedule.fails == Fails::allocations;
-        return error.code() == safemap::Errc::io_error &&
-               (schedule.fails == Fails::reads || schedule.fails == Fails::copies);
-    }
+    bool is_expected(const safemap::Error& error) const;
     /// Returns how many of the counts of device memory are above the budget.
-    int over_budget() const {
-        std::uint64_t resident = 0;
-        for (const auto& one : caches) resident += one->stats().resident_bytes;
-        std::uint64_t peak = 0;
-        {
-            const std::lock_guard lock(shared->mutex);
-            peak = shared->allocated.peak;
-        }
-        // The caches were asked one after the other, so tensors of one may have made way for those of the next.
-        const bool by_cache = peak > schedule.budget || (caches.size() == 1 && resident > schedule.budget);
-        const bool by_device = fake && fake->peak > schedule.budget;
-        return (by_cache ? 1 : 0) + (by_device ? 1 : 0);
-    }
+    int over_budget() const;
 };

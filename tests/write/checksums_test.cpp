@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <random>
 #include <thread>
 
 namespace checksums_test {

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <random>
 
 namespace evictions_test {
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <functional>
 
 namespace folders_test {

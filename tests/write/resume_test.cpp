@@ -8,6 +8,7 @@
 #include <safemap/checkpoint.hpp>
 
 #include <algorithm>
+#include <fstream>
 #include <string_view>
 
 namespace resume_test {

@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <random>
 #include <stdexcept>
 #include <thread>
 

@@ -27,6 +27,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <thread>
 

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 namespace short_runs_test {
 

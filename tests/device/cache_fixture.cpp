@@ -1,0 +1,101 @@
+#include "device/cache_fixture.hpp"
+
+#include <algorithm>
+#include <string>
+
+safemap::Checkpoint no_tensors() {
+    const std::string file("\x02\0\0\0\0\0\0\0{}", 10);
+    std::vector<std::byte> bytes(file.size());
+    std::transform(file.begin(), file.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
+    return safemap::Checkpoint::open(safemap::memory_source("empty.safetensors", std::move(bytes)));
+}
+
+Held& Held::operator=(Held&& other) noexcept {
+    reset();
+    bundle_ = std::move(other.bundle_);
+    stream_ = other.stream_;
+    return *this;
+}
+
+void Held::reset() noexcept {
+    if (const auto bundle = std::move(bundle_)) bundle->cache->release(*bundle, stream_);
+}
+
+CacheFixture::CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options,
+                           const safemap::device::PathRules& rules)
+    : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_, rules)) {}
+
+CacheFixture::CacheFixture(std::shared_ptr<safemap::device::Budget> budget, const safemap::UploadOptions& options)
+    : cache_(std::make_shared<safemap::device::Cache>(std::move(budget), options, *readers_)) {}
+
+CacheFixture::CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers)
+    : CacheFixture(std::move(device), {.device_budget = budget, .readers = readers}) {}
+
+void CacheFixture::stop() noexcept {
+    if (const auto cache = std::move(cache_)) cache->stop();
+}
+
+BundlePtr CacheFixture::bundle(std::vector<safemap::LazyTensor> tensors) const {
+    return cache_->bundle(std::move(tensors));
+}
+
+BundlePtr CacheFixture::bundle(const safemap::LazyTensor& tensor) const { return bundle(std::vector{tensor}); }
+
+Held CacheFixture::acquire(const BundlePtr& bundle, safemap::device::Keep keep, safemap::NativeStream stream,
+                           const safemap::Request& request) const {
+    const auto orderable = cache_->orderable(stream);
+    if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep, request);
+    Held held(bundle, stream);
+    cache_->order(*bundle, orderable, request);
+    return held;
+}
+
+std::optional<Held> CacheFixture::try_acquire(const BundlePtr& bundle, safemap::NativeStream stream) const {
+    const auto orderable = cache_->orderable(stream);
+    if (!safemap::device::Cache::try_lease(*bundle)) return std::nullopt;
+    Held held(bundle, stream);
+    cache_->order(*bundle, orderable);
+    return held;
+}
+
+void CacheFixture::prefetch(std::span<const BundlePtr> bundles) const {
+    cache_->prefetch(bundles, safemap::device::Keep::no);
+}
+
+void CacheFixture::prefetch(const BundlePtr& bundle) const { prefetch(std::span(&bundle, 1)); }
+
+void CacheFixture::prefetch(const std::vector<safemap::LazyTensor>& tensors) const {
+    std::vector<BundlePtr> bundles;
+    for (const safemap::LazyTensor& tensor : tensors) bundles.push_back(bundle(tensor));
+    cache_->prefetch(bundles, safemap::device::Keep::yes);
+}
+
+void CacheFixture::prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
+
+std::shared_ptr<safemap::DeviceEvent> CacheFixture::fill(const std::vector<safemap::FillTarget>& targets,
+                                                         safemap::NativeStream after) const {
+    return cache_->fill(targets, after);
+}
+
+void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
+
+void CacheFixture::evict(const std::vector<safemap::LazyTensor>& tensors) const {
+    std::vector<std::shared_ptr<safemap::device::Group>> groups;
+    for (const safemap::LazyTensor& tensor : tensors)
+        if (auto group = cache_->owner_of(tensor)) groups.push_back(std::move(group));
+    cache_->evict(groups);
+}
+
+void CacheFixture::evict(const safemap::LazyTensor& tensor) const { evict(std::vector{tensor}); }
+
+std::vector<std::byte> read_back(safemap::Device& device, const safemap::DeviceTensor& tensor) {
+    std::vector<std::byte> bytes(tensor.nbytes());
+    device.copy_to_host(bytes, *tensor.memory(), tensor.offset());
+    return bytes;
+}
+
+std::vector<std::byte> value_of(const safemap::LazyTensor& tensor) {
+    std::vector<std::byte> bytes(tensor.nbytes());
+    tensor.read(0, bytes);
+    return bytes;
+}
