@@ -75,17 +75,18 @@ def cli_page(safemap, root):
     return faults
 
 
-# Declarations that the examples of the documents leave to their reader.
-PROGRAM = """
-#include <safemap/safemap.hpp>
-#include <safemap/advanced/dlpack.hpp>
-#include <safemap/advanced/edit.hpp>
-#include <safemap/advanced/file.hpp>
-#include <safemap/advanced/shard_writer.hpp>
-#include <safemap/advanced/small_floats.hpp>
+# Declarations that the examples of the documents leave to their reader. The examples of all pages, and those of the
+# comments of headers, are functions in one translation unit: parsing the headers is most of the work.
+EXAMPLES = """
+%s
+#include <algorithm>
+#include <cstdio>
 #include <iostream>
 #include <mutex>
+#include <numeric>
+#include <thread>
 using namespace safemap::literals;
+namespace pages {
 void use(const safemap::LazyTensor&);
 void run(const safemap::DeviceTensor&);
 void give_to_python(safemap::dlpack::ManagedTensorVersioned*);
@@ -94,22 +95,43 @@ void fetch(std::uint64_t, std::span<std::byte>);
 void put(std::uint64_t, std::span<const std::byte>);
 void log(const char*);
 void free_some_space_and_retry();
-void program(%s) {
 %s
+}
+namespace headers {
+using namespace safemap;
+void use(const auto&...);
+void fetch(std::uint64_t, std::span<std::byte>);
+void put(std::uint64_t, std::span<const std::byte>);
+void examples(
+              const std::filesystem::path& path, const std::filesystem::path& folder, const Checkpoint& checkpoint,
+              const Checkpoint& other, const LazyTensor& tensor, const std::vector<LazyTensor>& tensors,
+              const TensorView& view, Uploader& uploader, const std::vector<Bundle>& bundles,
+              const std::shared_ptr<Device>& device,
+              const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree, Team& team,
+              std::vector<std::byte>& bytes, std::span<std::byte> buffer, std::uint64_t size, std::stop_token stop) {
+%s
+}
 }
 """
 ADVANCED = """const safemap::Checkpoint& model, const safemap::TensorView& view, std::span<const std::byte> part,
              std::uint64_t size"""
 
 
-def compiles(root, compiler, page, arguments, code):
-    text = code.replace('using namespace safemap::literals;', '')
+def compile_errors(root, compiler, program):
     done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
-                          input=(PROGRAM % (arguments, text)).encode(), stderr=subprocess.PIPE)
-    return [] if code and done.returncode == 0 else [f'{page}: ' + done.stderr.decode()]
+                          input=program, stderr=subprocess.PIPE, text=True, check=False)
+    return [] if done.returncode == 0 else [done.stderr]
 
 
-def blocks(root, page):
+def function(name, arguments, code):
+    """Returns the function that the examples of one page become."""
+    assert code, f'{name} has no example'
+    body = code.replace('using namespace safemap::literals;', '')
+    return f'void {re.sub("[^a-z]", "_", name)}({arguments}) {{\n#line 1 "examples of {name}"\n{body}}}\n'
+
+
+def joined_blocks(root, page):
+    """Returns the C++ of a page as one function body, in which later blocks continue earlier ones."""
     return '\n'.join(re.findall(r'```cpp\n(.*?)```', (root / page).read_text(encoding='utf-8'), re.DOTALL))
 
 
@@ -117,9 +139,10 @@ def separate_blocks(root, page):
     """Returns the C++ of a page as one function body. Each block has a scope; a function in it becomes a member."""
     text = (root / page).read_text(encoding='utf-8')
     code = ''
-    for block in re.findall(r'```cpp\n(?!#include)(.*?)```', text, re.DOTALL):
-        block = re.sub(r'^.*// does not compile.*\n', '', block, flags=re.MULTILINE)
-        is_function = re.match(r'[\w:]+ \w+\(.*\) \{\n', block)
+    for found in re.finditer(r'```cpp\n(?!#include)(.*?)```', text, re.DOTALL):
+        block = re.sub(r'^.*// does not compile.*$', '', found[1], flags=re.MULTILINE)
+        block = f'#line {1 + text.count(chr(10), 0, found.start(1))} "{page}"\n{block}'
+        is_function = re.match(r'[\w:]+ \w+\(.*\) \{\n', found[1])
         code += f'{{ struct Example {{\n{block}}}; }}\n' if is_function else f'{{\n{block}}}\n'
     return code
 
@@ -142,14 +165,13 @@ def command_lines(safemap, root):
     return faults if lines > 20 else [*faults, f'only {lines} command lines were found in the pages']
 
 
-def dozen(root, compiler):
-    """Compiles the README's table of names that a server needs: its lines are one program."""
+def dozen(root):
+    """Returns the README's table of names that a server needs: its lines are one program."""
     readme = (root / 'README.md').read_text(encoding='utf-8')
     rows = re.findall(r'^\| `(\w+)` \| [^|]* \| `([^`]*)` \|$', readme, re.MULTILINE)
     faults = [] if len(rows) == 12 else [f'README.md: {len(rows)} names in the table, wanted a dozen']
     faults += [f'README.md: the line of {name} does not have it' for name, line in rows if name not in line]
-    code = '\n'.join('try {} ' + line if line.startswith('catch') else line for _, line in rows)
-    return faults + compiles(root, compiler, 'README.md', '', code)
+    return faults, '\n'.join('try {} ' + line if line.startswith('catch') else line for _, line in rows)
 
 
 def whole_programs(root, compiler):
@@ -157,61 +179,18 @@ def whole_programs(root, compiler):
     for page in sorted((root / 'docs').glob('*.md')):
         for program in re.findall(r'```cpp\n(#include.*?)```', page.read_text(encoding='utf-8'), re.DOTALL):
             programs_found += 1
-            done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
-                                  input=program.encode(), stderr=subprocess.PIPE)
-            faults += [] if done.returncode == 0 else [f'docs/{page.name}: ' + done.stderr.decode()]
+            faults += [f'docs/{page.name}: {error}' for error in compile_errors(root, compiler, program)]
     return faults if programs_found else ['docs: no page has a whole program']
-
-
-def programs(root, compiler):
-    tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
-    advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
-    pages = ('deepspeed', 'device', 'errors', 'hf-shards', 'lifetimes', 'many-nodes', 'saving', 'untrusted')
-    short = compiles(root, compiler, f'one of docs/{", ".join(pages)}',
-                     'const safemap::Checkpoint& model, safemap::Uploader& uploader',
-                     ''.join(separate_blocks(root, f'docs/{name}.md')
-                             for name in pages))
-    headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
-    page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
-    whole = whole_programs(root, compiler)
-    return tutorial + advanced + short + whole + [f'docs/advanced.md: {header} is not in its table'
-                                          for header in sorted(headers) if f'| {header} |' not in page]
 
 
 # The example in a header comment: lines that are indented by four more spaces, after a line that ends in "Example:".
 HEADER_EXAMPLE = re.compile(r'^ */// (?:.* )?Example:\n(?P<code>(?: *///     .*\n)*)', re.MULTILINE)
-# One function holds all header examples, each in its own block. The parameters are the variables that examples use.
-HEADER_PROGRAM = """
-#include <safemap/safemap.hpp>
-%s
-#include <algorithm>
-#include <cstdio>
-#include <iostream>
-#include <numeric>
-#include <thread>
-namespace {
-using namespace safemap;
-using namespace safemap::literals;
-void use(const auto&...);
-void fetch(std::uint64_t, std::span<std::byte>);
-void put(std::uint64_t, std::span<const std::byte>);
-[[maybe_unused]] void examples(
-              const std::filesystem::path& path, const std::filesystem::path& folder, const Checkpoint& checkpoint,
-              const Checkpoint& other, const LazyTensor& tensor, const std::vector<LazyTensor>& tensors,
-              const TensorView& view, Uploader& uploader, const std::vector<Bundle>& bundles,
-              const std::shared_ptr<Device>& device,
-              const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree, Team& team,
-              std::vector<std::byte>& bytes, std::span<std::byte> buffer, std::uint64_t size, std::stop_token stop) {
-%s}
-}
-"""
 
 
-def header_examples(root, compiler):
-    """Compiles the examples of all public headers as one translation unit."""
+def header_examples(root, headers):
+    """Returns the examples of the comments of all public headers, each in its own block."""
     faults, blocks_of_code = [], []
-    advanced = sorted((root / 'include/safemap/advanced').glob('*.hpp'))
-    for header in sorted((root / 'include/safemap').glob('*.hpp')) + advanced:
+    for header in headers:
         text, page = header.read_text(encoding='utf-8'), header.relative_to(root).as_posix()
         for found in HEADER_EXAMPLE.finditer(text):
             number = 1 + text.count('\n', 0, found.start('code'))
@@ -219,19 +198,38 @@ def header_examples(root, compiler):
             if not code:
                 faults.append(f'{page}:{number}: no code after "Example:"')
             blocks_of_code.append(f'{{\n#line {number} "{page}"\n{code}}}\n')
-    includes = ''.join(f'#include <safemap/advanced/{header.name}>\n' for header in advanced)
-    program = HEADER_PROGRAM % (includes, ''.join(blocks_of_code))
-    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
-                          input=program.encode(), stderr=subprocess.PIPE)
-    faults += [] if done.returncode == 0 else ['examples of the headers: ' + done.stderr.decode()]
-    return faults if blocks_of_code else [*faults, 'include/safemap: no header has an example']
+    return faults if blocks_of_code else [*faults, 'include/safemap: no header has an example'], ''.join(blocks_of_code)
+
+
+def examples(root, compiler):
+    headers = sorted((root / 'include/safemap').glob('*.hpp'))
+    headers += sorted((root / 'include/safemap/advanced').glob('*.hpp'))
+    faults, table = dozen(root)
+    header_faults, header_code = header_examples(root, headers)
+    short = ''.join(separate_blocks(root, page.relative_to(root)) for page in sorted((root / 'docs').glob('*.md'))
+                    if page.name not in ('tutorial.md', 'advanced.md'))
+    pages = [
+        function('the table of README.md', '', table),
+        function('docs/tutorial.md', 'bool& stop', joined_blocks(root, 'docs/tutorial.md')),
+        function('docs/advanced.md', ADVANCED, joined_blocks(root, 'docs/advanced.md')),
+        function('the other pages', 'const safemap::Checkpoint& model, safemap::Uploader& uploader', short),
+    ]
+    includes = '\n'.join(f'#include <{header.relative_to(root / "include")}>' for header in headers)
+    faults += header_faults + compile_errors(root, compiler, EXAMPLES % (includes, ''.join(pages), header_code))
+    return faults + whole_programs(root, compiler)
+
+
+def advanced_headers(root):
+    page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
+    headers = sorted(f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp'))
+    return [f'docs/advanced.md: {header} is not in its table' for header in headers if f'| {header} |' not in page]
 
 
 def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
-    faults += cli_page(safemap, root) + dozen(root, compiler) + programs(root, compiler)
-    faults += header_examples(root, compiler) + command_lines(safemap, root)
+    faults += cli_page(safemap, root) + advanced_headers(root) + examples(root, compiler)
+    faults += command_lines(safemap, root)
     print('\n'.join(faults))
     return bool(faults)
 
