@@ -1,6 +1,8 @@
 // Long loops, such as those that let every system call fail: complete in `./dev all`, sampled in quick runs.
 #pragma once
 
+#include <cstddef>
+
 namespace soak {
 
 /// Returns true if everything is tried: with SAFEMAP_SOAK=whole in the environment.
@@ -13,6 +15,8 @@ unsigned seed(unsigned usual);
 /// Returns the distance to the next call that is tried: 1 in a whole run, otherwise 1 to 2 * mean - 1, new in each run.
 /// SAFEMAP_SEED repeats a run.
 int step(int mean);
+/// Returns the same for loops over bytes.
+inline std::size_t stride(int mean) { return static_cast<std::size_t>(step(mean)); }
 
 /// Chooses about one of `mean` combinations of options, other ones in each run. A whole run tries all of them.
 class Sample {
@@ -27,8 +31,8 @@ private:
     int left_;
 };
 
-/// Returns the number of rounds of a long random test: `all` in a whole run, otherwise a quarter.
-inline int rounds(int all) { return whole() ? all : (all + 3) / 4; }
+/// Returns the number of rounds of a long random test: `all` in a whole run, otherwise one of `mean`.
+inline int rounds(int all, int mean = 8) { return whole() ? all : (all + mean - 1) / mean; }
 
 /// Returns the same for a test with one thread. ThreadSanitizer finds nothing there, and is slow.
 int rounds_of_one_thread(int all);

@@ -5,6 +5,7 @@
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
 
 #include <safemap/advanced/device_dlpack.hpp>
 #include <safemap/uploader.hpp>
@@ -103,7 +104,8 @@ TEST_CASE("kernels of several streams see the tensors that they leased, under ra
 
 TEST_CASE("a cache survives each call of the driver that fails, and frees nothing too early") {
     std::uint64_t sum = 0;  // outlives the kernels of a device that failed
-    for (std::uint64_t n = 1;; n += 3) {
+    // A whole run fails every third call.
+    for (std::uint64_t n = soak::stride(3);; n += 3 * soak::stride(3)) {
         StubCuda stub;
         CAPTURE(n);
         const Model model(stub);

@@ -405,7 +405,7 @@ void play(const Scene& scene, unsigned seed) {
 
 void play_all(const Scene& scene) {
     const unsigned first = soak::seed(0) % 1'000'000;
-    for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(240)); ++i) play(scene, first + i);
+    for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(240, 16)); ++i) play(scene, first + i);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
 
 #include <chrono>
 #include <functional>
@@ -367,7 +368,7 @@ TEST_CASE("ranks that contradict each other are refused") {
 TEST_CASE("every change of one byte of the metadata is read or refused, and never crashes") {
     const std::string whole = small().pickle();
     int opened = 0;
-    for (std::size_t i = 0; i < whole.size(); ++i)
+    for (std::size_t i = soak::stride(3) - 1; i < whole.size(); i += soak::stride(3))
         for (const int by : {1, 0x20, 0x80}) {
             std::string changed = whole;
             changed[i] = static_cast<char>(changed[i] ^ by);
@@ -382,7 +383,7 @@ TEST_CASE("every change of one byte of the metadata is read or refused, and neve
             if (error) CHECK(exit_code(error->code()) == 1);
         }
     CHECK(opened > 0);
-    for (std::size_t size = 0; size < whole.size(); ++size)
+    for (std::size_t size = soak::stride(3) - 1; size < whole.size(); size += soak::stride(3))
         CHECK(error_of([&] { read(whole.substr(0, size)); }).has_value());
 }
 

@@ -3,6 +3,7 @@
 #include "io/joined_staging.hpp"
 #include "doctest_safemap.hpp"
 #include "io/replace.hpp"
+#include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 
 #include <sys/wait.h>
@@ -100,6 +101,7 @@ TEST_CASE("a target without the token, or with that of another save, is not the 
     Staging second(dir / "second", Staging::Kind::folder);
     const Staging third(dir / "third", Staging::Kind::folder);
     CHECK(second.open_to_others() != key);
+    const SkippedSleeps sleeps;
     std::vector<std::thread> waiting;  // each looks for some seconds
     std::vector<Error> errors(3, Error(Errc::io_error, ""));
     for (int i = 0; i < 3; ++i)
@@ -112,6 +114,7 @@ TEST_CASE("a target without the token, or with that of another save, is not the 
         CHECK(error.code() == Errc::invalid_argument);
         CHECK(error.hint() == "save to a file system that all processes share, under the same path");
     }
+    CHECK(sleeps.total() >= 3 * std::chrono::seconds(2));
 }
 
 TEST_CASE("a token that appears late is found") {

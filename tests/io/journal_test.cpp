@@ -73,7 +73,7 @@ TEST_CASE("a journal continues after its last complete line") {
     const std::string whole = TempDir::read(dir / "journal");
     const std::size_t first = whole.find('\n') + 1;
     const std::size_t second = whole.find('\n', first) + 1;
-    for (std::size_t cut = 0; cut <= whole.size(); cut += static_cast<std::size_t>(soak::step(4))) {
+    for (std::size_t cut = 0; cut <= whole.size(); cut += soak::stride(4)) {
         CAPTURE(cut);
         for (const std::string& torn : {whole.substr(0, cut), whole.substr(0, cut) + std::string(40, '\0')}) {
             dir.write("journal", torn);

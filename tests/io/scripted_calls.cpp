@@ -207,3 +207,10 @@ ShrunkMemory::ShrunkMemory() {
 }
 
 ShrunkMemory::~ShrunkMemory() { safemap::io::calls.physical_memory = real_; }
+
+SkippedSleeps::SkippedSleeps() {
+    total_ = 0;
+    safemap::io::calls.sleep = [](std::chrono::milliseconds time) { total_ += time.count(); };
+}
+
+SkippedSleeps::~SkippedSleeps() { safemap::io::calls.sleep = real_; }

@@ -4,6 +4,7 @@
 #include "io/calls.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -136,4 +137,19 @@ public:
 
 private:
     std::uint64_t (*real_)() = safemap::io::calls.physical_memory;
+};
+
+/// A machine that sleeps no time, and adds up how long it would have slept. Only one instance at a time.
+class SkippedSleeps {
+public:
+    SkippedSleeps();
+    ~SkippedSleeps();
+    SkippedSleeps(const SkippedSleeps&) = delete;
+    SkippedSleeps& operator=(const SkippedSleeps&) = delete;
+
+    std::chrono::milliseconds total() const { return std::chrono::milliseconds(total_); }
+
+private:
+    static inline std::atomic<std::int64_t> total_ = 0;
+    decltype(safemap::io::calls.sleep) real_ = safemap::io::calls.sleep;
 };

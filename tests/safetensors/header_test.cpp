@@ -514,9 +514,9 @@ TEST_CASE("a tensor in the reference's form is read like one with spaces") {
 TEST_CASE("a small file with any one byte changed is read or refused, and accepted tensors are inside it") {
     const std::string valid = forge::safetensors(
         R"({"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[1,3],"data_offsets":[0,6]}})", "values");
-    unsigned accepted = 0;
+    int accepted = 0;
     for (std::size_t at = 0; at < valid.size(); ++at)
-        for (int byte = 0; byte < 256; ++byte) {
+        for (int byte = soak::step(4) - 1; byte < 256; byte += soak::step(4)) {
             std::string file = valid;
             file[at] = static_cast<char>(byte);
             const auto error = error_of([&] {
@@ -528,7 +528,7 @@ TEST_CASE("a small file with any one byte changed is read or refused, and accept
             else if (at >= valid.size() - 6 || byte == static_cast<unsigned char>(valid[at]))
                 CHECK(read(file).tensors[0].name == "a");
         }
-    CHECK(accepted > 6 * 256);
+    CHECK(accepted > (soak::whole() ? 6 * 256 : 256));
 }
 
 }  // namespace header_test
