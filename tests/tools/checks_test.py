@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import unittest
 
+import budget
 import built
 import codes
 import compile_fail
@@ -15,6 +16,36 @@ import prose
 import style
 
 HEADER = '/// Codes.\nenum class Errc : std::uint8_t {\n    first,  ///< not a_comment\n    second,\n};\n'
+
+
+class Budget(unittest.TestCase):
+    def test_a_folder_has_its_number_of_jobs_and_no_more(self):
+        commands = [{'output': f'{folder}/{i}.o'} for folder, most in budget.JOBS.items() for i in range(most)]
+        alone = [{'output': f'tests/lint/libheaders_alone.a.p/{i}.o'} for i in range(100)]
+        self.assertEqual(list(budget.jobs(commands + alone)), [])
+        self.assertEqual(list(budget.jobs([*commands, {'output': 'cli/more.o'}])),
+                         ['cli/: 7 compile jobs, and the budget is 6'])
+        self.assertEqual(len(list(budget.jobs(alone))), len(budget.JOBS), 'no jobs at all are a fault of the count')
+
+    def test_a_header_costs_its_lines_for_each_file_that_includes_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tests = pathlib.Path(folder)
+            (tests / 'a').mkdir()
+            (tests / 'a/forge.hpp').write_text('\n' * 600)
+            for i in range(10):
+                (tests / f'a/{i}_test.cpp').write_text('#include "a/forge.hpp"\n')
+            self.assertEqual(list(budget.headers(tests)), [])
+            (tests / 'a/other.hpp').write_text('#include "a/forge.hpp"\n')
+            self.assertEqual(list(budget.headers(tests)),
+                             ['tests/a/forge.hpp: 11 files compile 6600 lines of it; move what it defines to a .cpp'])
+
+    def test_a_test_that_takes_more_than_its_share_is_named(self):
+        def log(*seconds):
+            return [json.dumps({'name': f'safemap:unit / {name}', 'duration': took}) for name, took in seconds]
+        self.assertEqual(list(budget.times(log(('io', 4.9), ('cli', 9.9)))), [])
+        self.assertEqual(list(budget.times(log(('io', 5.1), ('base', 1)))), ['io: takes 5.1 s, and its share is 5.0 s'])
+        self.assertEqual(list(budget.times(log(('io', 9.9), ('base', 240.1)))),
+                         ['base: takes 240.1 s, and its share is 10.0 s'])
 
 
 class Built(unittest.TestCase):
