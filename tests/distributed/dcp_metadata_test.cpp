@@ -370,6 +370,8 @@ TEST_CASE("every change of one byte of the metadata is read or refused, and neve
     int opened = 0;
     for (std::size_t i = soak::stride(3) - 1; i < whole.size(); i += soak::stride(3))
         for (const int by : {1, 0x20, 0x80}) {
+            CAPTURE(i);
+            CAPTURE(by);
             std::string changed = whole;
             changed[i] = static_cast<char>(changed[i] ^ by);
             const auto error = error_of([&] {
@@ -383,8 +385,10 @@ TEST_CASE("every change of one byte of the metadata is read or refused, and neve
             if (error) CHECK(exit_code(error->code()) == 1);
         }
     CHECK(opened > 0);
-    for (std::size_t size = soak::stride(3) - 1; size < whole.size(); size += soak::stride(3))
+    for (std::size_t size = soak::stride(3) - 1; size < whole.size(); size += soak::stride(3)) {
+        CAPTURE(size);
         CHECK(error_of([&] { read(whole.substr(0, size)); }).has_value());
+    }
 }
 
 }  // namespace dcp_metadata_test

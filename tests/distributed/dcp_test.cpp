@@ -315,9 +315,11 @@ TEST_CASE("every change of one byte of the metadata or of an item is read or ref
         const std::string& bytes = each.second;
         for (std::size_t i = soak::stride(12) - 1; i < bytes.size(); i += soak::stride(12)) {
             std::map<std::string, std::string> changed = whole;
-            changed[file][i] = static_cast<char>(static_cast<unsigned>(bytes[i]) ^ 1U << random() % 8);
+            const auto bit = random() % 8;
+            changed[file][i] = static_cast<char>(static_cast<unsigned>(bytes[i]) ^ 1U << bit);
             CAPTURE(file);
             CAPTURE(i);
+            CAPTURE(bit);
             const auto error = error_of([&] {
                 ThrowFirst faults;
                 const Contents contents =

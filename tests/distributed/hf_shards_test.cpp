@@ -202,7 +202,7 @@ TEST_CASE("a tiling with one box moved, doubled or lost is refused") {
     int moved = 0;
     int doubled = 0;
     int lost = 0;
-    for (int round = 0; round < soak::rounds(400); ++round) {
+    for (int round = 0; round < soak::rounds(400, 3); ++round) {
         CAPTURE(round);
         Shards shards = random_shards(random);
         Part* const part = random_part(random, shards);

@@ -149,7 +149,7 @@ TEST_CASE("affine maps: random bands of columns, some of them on two ranks, make
 TEST_CASE("affine maps: a band that two ranks hold is a replica, and small ones are compared") {
     std::mt19937 random(soak::seed(4));
     int shared = 0;
-    for (int round = 0; round < soak::rounds(40); ++round) {
+    for (int round = 0; round < soak::rounds(40, 2); ++round) {
         const Banded banded = random_bands(random);
         const UniversalInfo info = info_of(banded.map);
         std::vector<ModelRank> ranks = ranks_of(random, banded);
@@ -179,7 +179,7 @@ TEST_CASE("affine maps: a band that two ranks hold is a replica, and small ones 
 TEST_CASE("affine maps that leave a band out, or have boxes that overlap, are refused with the tensor") {
     std::mt19937 random(soak::seed(2));
     int refused = 0;
-    for (int round = 0; round < soak::rounds(40); ++round) {
+    for (int round = 0; round < soak::rounds(40, 2); ++round) {
         const Banded banded = random_bands(random);
         Banded shifted = banded;
         pt::Value& piece = shifted.map["ranks"]["0"]["pieces"][std::size_t{0}];

@@ -19,10 +19,10 @@ def count(lines):
         if test['result'] == 'SKIP':
             continue
         good, bad = test['result'] in GOOD, 0
-        summary = CASES.search(test.get('stdout') or '')
-        if summary:
-            passed += int(summary.group(1))
-            bad = int(summary.group(2))
+        summaries = CASES.findall(test.get('stdout') or '')
+        if summaries:
+            passed += int(summaries[-1][0])
+            bad = int(summaries[-1][1])
         elif good:
             passed += 1
         # A program that reports success and then crashes has failed.
