@@ -8,8 +8,10 @@
 #include <safemap/checkpoint.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <string_view>
+#include <thread>
 
 namespace resume_test {
 
@@ -189,6 +191,7 @@ TEST_CASE("a save with a different input or different options is not continued")
     SUBCASE("with a modified finished shard") {
         leave_half();
         const fs::path shard = dir / ".out.safemap-tmp/content/model-00001-of-00006.safetensors";
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // times of files count ticks of up to 10 ms
         {
             std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
             file.seekp(-1, std::ios::end);
