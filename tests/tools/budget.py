@@ -21,7 +21,7 @@ TEST_SECONDS = 5
 # The tests of the command line start it some hundred times, those of CUDA are loops over random schedules, and those of
 # io wait for the disk.
 TIME_EXCEPTIONS = {'cli': 10, 'deepspeed_cli': 10, 'cuda': 8, 'io': 10}
-ALL_SECONDS = 110  # of all tests on two quiet processors; a slower machine may take longer for each of them
+ALL_SECONDS = 100  # of all tests on two quiet processors; a slower machine may take longer for each of them
 
 
 def jobs(commands):
