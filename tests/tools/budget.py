@@ -2,7 +2,7 @@
 
 budget.py ROOT BUILD        Fails if there are too many compile jobs, or if a header of the tests costs too much. What a
                             header costs is its lines, times the files that include it: each of them compiles them all.
-budget.py --times TESTLOG   Names the tests that take more than their share of a run of all tests. Fails never: time
+budget.py --times TESTLOG   Names the tests that take more than their share of a run of all tests. Never fails: time
                             depends on the machine.
 """
 import collections
@@ -35,12 +35,11 @@ def jobs(commands):
 
 def headers(tests):
     """Yields a fault for each header of the tests that costs too much."""
-    sources = [path for suffix in ('cpp', 'hpp') for path in tests.rglob('*.' + suffix)]
-    users = collections.Counter(name for path in sources
-                                for name in set(re.findall(r'#include "([^"]+)"', path.read_text(encoding='utf-8'))))
-    for path in sources:
-        name = str(path.relative_to(tests))
-        lines = users[name] * len(path.read_text(encoding='utf-8').splitlines())
+    texts = {str(path.relative_to(tests)): path.read_text(encoding='utf-8') for path in tests.rglob('*.[ch]pp')}
+    users = collections.Counter(name for text in texts.values()
+                                for name in set(re.findall(r'#include "([^"]+)"', text)))
+    for name, text in texts.items():
+        lines = users[name] * len(text.splitlines())
         if lines > HEADER_EXCEPTIONS.get(name, HEADER_LINES):
             yield f'tests/{name}: {users[name]} files compile {lines} lines of it; move what it defines to a .cpp'
 
