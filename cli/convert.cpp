@@ -204,7 +204,7 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
         text += printable(group.front()) + '\n';
     }
     for (const SkippedObject& object : around.all_skipped(saved))
-        text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
+        text += warned(fmt::format("  skipped  {}: {}", printable(object.name), printable(object.why))) + '\n';
     for (const std::string& note : around.all_notes(saved)) text += fmt::format("  note     {}\n", printable(note));
     return text + fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
                               bytes_text(around.predicted_anon_bytes(saved)));
@@ -294,6 +294,7 @@ public:
             renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
         Around around = known_before(opened, chosen, model, renaming.notes());
         if (optimizer_) add_optimizer(in, around);
+        options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {

@@ -41,14 +41,18 @@ void to_stderr(std::string_view text) noexcept {
     }
 }
 
-bool stderr_has_colours() {
+bool has_colours(int descriptor) {
     const char* const no_color = std::getenv("NO_COLOR");
     if (no_color != nullptr && *no_color != '\0') return false;
     const char* const term = std::getenv("TERM");
-    return ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::strcmp(term, "dumb") != 0;
+    return ::isatty(descriptor) == 1 && term != nullptr && std::strcmp(term, "dumb") != 0;
 }
 
 }  // namespace
+
+std::string warned(std::string_view text) {
+    return has_colours(STDOUT_FILENO) ? fmt::format("\x1b[33m{}\x1b[0m", text) : std::string(text);
+}
 
 std::string bytes_text(std::uint64_t bytes) {
     if (bytes < 1000) return fmt::format("{} B", bytes);
@@ -208,7 +212,7 @@ void Console::complain(const Error& error) {
     if (silent_) return;
     status_->erase();
     output_begins();
-    const bool colours = stderr_has_colours();
+    const bool colours = has_colours(STDERR_FILENO);
     const std::string_view red = colours ? "\x1b[1;31m" : "";
     const std::string_view cyan = colours ? "\x1b[36m" : "";
     const std::string_view plain = colours ? "\x1b[0m" : "";

@@ -44,8 +44,9 @@ struct ExtraFile {
 ///     options.extras = checkpoint.extras();
 ///     safemap::save("out/", checkpoint, options);
 struct Extras {
-    std::vector<ExtraFile> files = {};    ///< sorted by name
-    std::vector<std::string> notes = {};  ///< human sentences about files that are too large to be extras
+    std::vector<ExtraFile> files = {};  ///< sorted by name
+    std::vector<std::string> notes =
+        {};  ///< human sentences about files that are too large, or links out of the folder
 };
 
 /// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles. Values are
@@ -71,14 +72,16 @@ public:
     /// ".index.json" as an index. In a folder, the order of preference is:
     ///
     /// 1. a safetensors index, `*.safetensors.index.json`
-    /// 2. `model.safetensors`
-    /// 3. `*.bin.index.json`
-    /// 4. `pytorch_model.bin`
-    /// 5. if none of these exists: the only file that ends in .safetensors, .pt, .pth, .bin or .ckpt and is neither
+    /// 2. `model.safetensors`, or all of `model-00001-of-0000N.safetensors` without an index
+    /// 3. the same of pickles: `*.bin.index.json`, `pytorch_model.bin`, `pytorch_model-00001-of-0000N.bin`
+    /// 4. the same of other libraries, such as `diffusion_pytorch_model.safetensors` and `adapter_model.bin`
+    /// 5. the same of a variant: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`
+    /// 6. if none of these exists: the only file that ends in .safetensors, .pt, .pth, .bin or .ckpt and is neither
     ///    hidden nor a trainer's file, such as `optimizer.pt`
-    /// 6. the only inner folder that holds a checkpoint
+    /// 7. the only inner folder that holds a checkpoint
     ///
-    /// Layouts of training frameworks come before 5. "Which folders open" in docs/format.md has the whole table.
+    /// Layouts of training frameworks come before 6. "Which folders open" in docs/format.md has the whole table. The
+    /// folder of a pipeline of diffusers (`model_index.json`) has a model in each component: several_models lists them.
     ///
     /// Throws the first fault found:
     /// - a code of the group "The data is wrong" of Errc, such as unsupported_layout for a training layout that has no
@@ -90,8 +93,9 @@ public:
     /// exception is a plain pickle, which has its tensors inside and is read as a whole.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// Opens the shards of one checkpoint without an index, in the given order. Throws duplicate_name if two shards
-    /// hold a tensor of the same name, invalid_argument for an empty list or a null source, and whatever opening one
-    /// file throws.
+    /// hold a tensor of the same name, shard_missing if the names of files are those of numbered shards
+    /// ("model-00001-of-00003.safetensors") of which some are not given, invalid_argument for an empty list or a null
+    /// source, and whatever opening one file throws.
     static Checkpoint open(std::span<const std::filesystem::path> files, const OpenOptions& options = {});
     static Checkpoint open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options = {});
     /// Opens one file from a source of any kind; an index is not supported. The source's name counts like the name of a
@@ -219,14 +223,20 @@ public:
 
     /// Lists the small files of a model folder besides the weights, for SaveOptions::extras: configuration, tokenizer,
     /// licence. Opens the files and reads none of them. Extras are regular files of at most 64 MiB, or symbolic links
-    /// to such files, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`,
-    /// `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their names.
+    /// to such files in the folder, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`,
+    /// `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their
+    /// names.
     ///
-    /// Returns an empty list unless the checkpoint was opened from the folder of a finished model: a folder with
-    /// `model.safetensors`, `pytorch_model.bin`, or an index of either. Throws file_changed if the folder was replaced
-    /// since the checkpoint was opened, or if a file disappeared while the folder was listed; and whatever opening a
-    /// file throws.
+    /// Returns an empty list unless the checkpoint was opened from the folder of a finished model, rows 1 to 5 of
+    /// open(). Links to files outside of the folder are not listed, and notes say where they lead; the blobs of a model
+    /// hub's cache count as inside. Throws file_changed if the folder was replaced since the checkpoint was opened, or
+    /// if a file disappeared while the folder was listed; and whatever opening a file throws.
     Extras extras() const;
+
+    /// Returns the name under which libraries look for the files of this model, for SaveOptions::stem: "adapter_model"
+    /// for a model opened from the folder of `adapter_model.bin`. Returns "model" if the checkpoint was not opened from
+    /// the folder of a finished model, and for names that stand for the same: `pytorch_model`.
+    std::string stem() const;
 
 private:
     struct State;

@@ -66,8 +66,9 @@ enum class Errc : std::uint8_t {
     index_bad_field,       ///< an index without a `weight_map` that is a map of strings
     commit_list_damaged,   ///< an invalid list of an interrupted save (`.safemap-tmp/commit`), which cannot be finished
     shard_outside_folder,  ///< a shard name that is empty, absolute, or has `..`, a drive, a backslash or a NUL
-    shard_missing,         ///< a shard of the index that is missing from the folder, or is not a file
+    shard_missing,         ///< a shard that the index or the number of shards asks for: missing, or not a file
     shard_lacks_tensor,    ///< a tensor that is missing from the shard that the index names for it
+    index_lacks_tensor,    ///< a tensor of a shard that the index does not name; only `verify` reports it
 
     expectation_not_json,   ///< a file of expected tensors that is not JSON, not an object, or larger than 32 MiB
     expectation_bad_field,  ///< an expected tensor that is duplicate, or has an invalid dtype, shape or alias

@@ -57,6 +57,12 @@ struct SaveOptions {
     std::optional<Dtype> dtype = std::nullopt;
     /// Tensors that `dtype` does not cast.
     std::optional<Selection> keep_dtype = std::nullopt;
+    /// Begins the names of the files in a folder: `STEM.safetensors`, or `STEM-00001-of-00002.safetensors` and
+    /// `STEM.safetensors.index.json`. Checkpoint::stem() has that of a model, such as "adapter_model" of PEFT, which
+    /// finds no other name. Does not apply to one file, to files of ranks, and to `folders`. Throws invalid_argument if
+    /// it is empty, begins with a dot, has a slash or a NUL, or more than 200 bytes; and already_exists if a model that
+    /// stays in `out` would be opened in place of this one.
+    std::string stem = "model";
     /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;
     /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
@@ -241,7 +247,7 @@ struct SaveReport {
 /// Files:
 /// - `out` becomes one file if its name ends in ".safetensors" or ".sft", or if `one_file` is set. Otherwise it becomes
 ///   a folder of shards that are named and split as huggingface_hub does, with a `model.safetensors.index.json`; a
-///   single shard is called `model.safetensors` and has no index.
+///   single shard is called `model.safetensors` and has no index. SaveOptions::stem takes the place of `model`.
 /// - With a slash at its end, `out` is always a folder, and `one_file` throws invalid_argument.
 /// - If the name of `out` has more than 242 bytes, throws invalid_argument: the hidden folder's name contains it.
 /// - An existing folder without a checkpoint counts as new: its files stay.

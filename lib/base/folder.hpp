@@ -34,6 +34,10 @@ public:
     /// Returns the name of the folder in it to which a symbolic link of this name leads. Returns an empty text if it is
     /// no such link. Default: an empty text.
     virtual std::string link_to_folder(const std::string& name) const;
+    /// Returns the path of the file to which a symbolic link of this name leads, if that file is outside of the folder.
+    /// The files of a snapshot in the cache of a model hub are links to `blobs/` beside `snapshots/`; those count as
+    /// inside. Default: an empty text.
+    virtual std::string link_out(const std::string& name) const;
     /// Returns what has a name that is not in list(): "a folder", "a pipe", "a broken link". Returns an empty text if
     /// nothing has it. Default: an empty text.
     virtual std::string other_kind(const std::string& name) const;

@@ -86,6 +86,7 @@ bool Source::read_direct(std::uint64_t, std::span<const std::span<std::byte>>, s
 
 std::shared_ptr<const Folder> Folder::folder(std::string_view) const { return nullptr; }
 std::string Folder::link_to_folder(const std::string&) const { return {}; }
+std::string Folder::link_out(const std::string&) const { return {}; }
 std::string Folder::other_kind(const std::string&) const { return {}; }
 
 std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {

@@ -61,6 +61,12 @@ struct Later {
     }
 };
 
+Error not_indexed(const state::Unindexed& tensor) {
+    Error error(Errc::index_lacks_tensor, "the shard holds it, but the index does not name it");
+    error.with_path(tensor.shard).with_tensor(tensor.name);
+    return error.with_hint("`safemap repair` writes an index that names it");
+}
+
 /// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `later` and `report`.
 Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, Later& later, VerifyReport& report) {
     CollectFaults faults;
@@ -72,6 +78,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         report.bytes += state::total_bytes(contents);
     });
     report.tensors += contents.tensors.size();
+    for (const state::Unindexed& tensor : contents.unindexed) faults.fault(not_indexed(tensor));
     if (is_run(contents)) {
         contents.sources.clear();  // read_rank_files() reads them
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };

@@ -1,7 +1,8 @@
-// Lists the small files of a model folder that are copied when the model is saved elsewhere.
+// Lists the small files of a model folder that are copied when the model is saved elsewhere, and names the model.
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "checkpoint/state.hpp"
+#include "state/model_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -58,6 +59,11 @@ Extras Checkpoint::extras() const {
         throw changed(safemap::quoted(contents.model_file) + " has disappeared", folder);
     for (const std::string& name : names) {
         if (!has_name_of_extra(name) || name == contents.model_file || has(contents.files, name)) continue;
+        if (const std::string target = folder.link_out(name); !target.empty()) {
+            extras.notes.push_back(safemap::quoted(name) + " is not copied: it is a link out of the folder, to " +
+                                   excerpt(target));
+            continue;
+        }
         auto source = folder.open(name);
         if (!source) throw changed(safemap::quoted(name) + " has disappeared", folder);
         if (source->size() > largest)
@@ -67,5 +73,7 @@ Extras Checkpoint::extras() const {
     }
     return extras;
 }
+
+std::string Checkpoint::stem() const { return state::stem_of_saved(state_->contents.model_file); }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -49,6 +49,18 @@ void require_below(std::string_view name, const std::string& folder) {
             .with_path(folder);
 }
 
+bool is_below(std::string_view path, std::string_view folder) {
+    return !folder.empty() && path.size() > folder.size() && path.starts_with(folder) && path[folder.size()] == '/';
+}
+
+/// Returns `REPO/blobs` for a folder `REPO/snapshots/REVISION` or one in it: the layout of huggingface_hub's cache.
+/// Returns an empty text for any other folder.
+std::string blobs_of(const std::string& folder) {
+    constexpr std::string_view snapshots = "/snapshots/";
+    const std::size_t found = folder.rfind(snapshots);
+    return found == folder.npos ? std::string() : folder.substr(0, found) + "/blobs";
+}
+
 class FileFolder final : public Folder {
 public:
     FileFolder(Descriptor descriptor, std::filesystem::path path, Mapping mapping)
@@ -105,6 +117,16 @@ public:
                              S_ISDIR(beside.st_mode) && linked.st_dev == beside.st_dev &&
                              linked.st_ino == beside.st_ino;
         return is_same && last != "." && last != ".." ? last : std::string();
+    }
+
+    std::string link_out(const std::string& name) const override {
+        std::error_code failed;
+        const std::filesystem::path link = path_ / name;
+        if (std::filesystem::symlink_status(link, failed).type() != std::filesystem::file_type::symlink) return {};
+        const std::string folder = std::filesystem::canonical(path_, failed).native();
+        std::string target = std::filesystem::canonical(link, failed).native();
+        if (folder.empty() || target.empty()) return {};  // list() lacks broken links
+        return is_below(target, folder) || is_below(target, blobs_of(folder)) ? std::string() : target;
     }
 
     std::string other_kind(const std::string& name) const override {

@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "open/readers.hpp"
+#include "state/model_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -66,6 +67,9 @@ FileNames inside(std::string_view folder, FileNames names) {
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
     if (sets) error.with_hint("give one of these globs in quotes");
+    else if (shape.what.starts_with("models of a pipeline"))
+        error.with_hint("each is a model of its own: mkdir OUT; safemap convert " +
+                        inside(folder, shape.files).front() + " OUT/" + shape.files.front() + "; and so on");
     else if (shape.what == "files of weights and no index")
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
     else error.with_hint("give one of them");
@@ -107,6 +111,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, std::string_view
                 .with_hint("give the folder of one tag instead");
         case ShapeKind::ranks_lack:
             throw Error(Errc::rank_missing, "missing files of " + shape.what + ": " + listed(shape.files));
+        case ShapeKind::shards_lack: throw state::lacks_shards(state::shard_sets(shape.files).front());
         default: refuse_nothing(names);
     }
 }

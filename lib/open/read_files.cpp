@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "open/readers.hpp"
+#include "state/model_names.hpp"
 
 #include <utility>
 
@@ -78,11 +79,20 @@ private:
     Joined joined_;
 };
 
+/// Throws shard_missing if some of the files are numbered shards of one model, and others of its shards are not given.
+void require_all_shards(std::span<const std::shared_ptr<const Source>> sources) {
+    std::vector<std::string> names;
+    for (const auto& source : sources) names.push_back(source->name().substr(source->name().rfind('/') + 1));
+    for (const state::ShardSet& set : state::shard_sets(names))
+        if (!set.complete()) throw state::lacks_shards(set).with_path(sources.front()->name());
+}
+
 }  // namespace
 
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults) {
     if (sources.empty()) throw Error(Errc::invalid_argument, "no files to open");
+    require_all_shards(sources);
     std::vector<OneOfThem> files(sources.size());
     const Watch watch(options.work.monitor, "opening", 0);
     parallel_for(files.size(), options.work.threads, [&](std::size_t i, unsigned) {

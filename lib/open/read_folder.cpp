@@ -36,6 +36,18 @@ Contents read_only_file(const std::shared_ptr<const Folder>& folder, const Folde
     return contents;
 }
 
+/// Reads all shards of a set. There is no index to say which tensors they must have.
+Contents read_numbered(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                       const OpenOptions& options, FaultSink& faults) {
+    std::vector<std::shared_ptr<const Source>> sources;
+    for (const std::string& file : shape.files) sources.push_back(opened(*folder, file));
+    Contents contents = read_files(sources, options, faults);
+    contents.notes.push_back("there is no index: the " + std::to_string(shape.files.size()) +
+                             " shards are read by the numbers in their names, " + excerpt(shape.files.front()) +
+                             " first");
+    return contents;
+}
+
 Contents read_megatron(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                        const OpenOptions& options, FaultSink& faults) {
     return read_ranks(*folder, shape.files, options, faults);
@@ -84,15 +96,11 @@ struct Reader {
 };
 
 constexpr Reader readers[] = {
-    {ShapeKind::index, read_indexed},
-    {ShapeKind::file, read_only_file},
-    {ShapeKind::megatron_ranks, read_megatron},
-    {ShapeKind::deepspeed, read_zero},
-    {ShapeKind::universal, read_zero_universal},
-    {ShapeKind::rank_files, read_set},
-    {ShapeKind::ranks_lack, read_set},
-    {ShapeKind::dcp, read_metadata},
-    {ShapeKind::hf_shards, read_hf_shards},
+    {ShapeKind::index, read_indexed},   {ShapeKind::file, read_only_file},
+    {ShapeKind::shards, read_numbered}, {ShapeKind::megatron_ranks, read_megatron},
+    {ShapeKind::deepspeed, read_zero},  {ShapeKind::universal, read_zero_universal},
+    {ShapeKind::rank_files, read_set},  {ShapeKind::ranks_lack, read_set},
+    {ShapeKind::dcp, read_metadata},    {ShapeKind::hf_shards, read_hf_shards},
 };
 
 bool is_deepspeed(const FolderShape& shape) {
@@ -148,7 +156,8 @@ Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderSha
 /// Takes files of any name as Hugging Face shards if their content says so. Names alone do not show that.
 void find_shards(Located& found) {
     FolderShape& shape = found.shape;
-    if (shape.finished || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
+    const bool indexed = shape.finished && shape.kind != ShapeKind::shards;
+    if (indexed || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
     FileNames candidates;
     for (const std::string& name : found.names.files)
         if (state::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
@@ -171,7 +180,8 @@ bool is_here(Located& found, bool may_descend) {
     auto below = may_descend ? found.folder->folder(name) : nullptr;
     if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
     std::string note = "read the checkpoint in " + excerpt(name);
-    if (!found.shape.others.empty()) note += "; " + found.shape.what + ": " + listed(found.shape.others);
+    if (!found.shape.others.empty()) note += "; not read: " + listed(found.shape.others);
+    if (!found.shape.unfinished.empty()) note += "; unfinished: " + listed(found.shape.unfinished);
     found.notes.push_back(std::move(note));
     found.folder = std::move(below);
     return false;

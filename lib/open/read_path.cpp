@@ -7,6 +7,7 @@
 #include "open/layouts.hpp"
 #include "open/listed_files.hpp"
 #include "open/stale_copy.hpp"
+#include "state/model_names.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -116,9 +117,12 @@ std::optional<std::filesystem::path> metadata_among(std::span<const std::filesys
         .with_hint("give one of the folders");
 }
 
-/// Returns true for the only file of a run of one rank, by its name.
-bool is_set_of_one(const std::filesystem::path& path) {
-    return !is_folder(path) && state::shape_of_files({path.filename().native()}).kind != ShapeKind::nothing;
+/// Returns true for the only file of a run of one rank, and for one of several numbered shards, by its name.
+bool is_of_set(const std::filesystem::path& path) {
+    if (is_folder(path)) return false;
+    const FileNames name = {path.filename().native()};
+    const auto sets = state::shard_sets(name);
+    return state::shape_of_files(name).kind != ShapeKind::nothing || (!sets.empty() && !sets.front().complete());
 }
 
 Contents read_matches(const std::filesystem::path& glob, const OpenOptions& options, FaultSink& faults) {
@@ -126,7 +130,7 @@ Contents read_matches(const std::filesystem::path& glob, const OpenOptions& opti
     if (paths.empty())
         throw Error(Errc::path_not_found, "nothing matches the glob, and no file has this name")
             .with_path(glob.native());
-    if (paths.size() == 1 && !is_set_of_one(paths.front())) return read_path(paths.front(), options, faults);
+    if (paths.size() == 1 && !is_of_set(paths.front())) return read_path(paths.front(), options, faults);
     if (std::none_of(paths.begin(), paths.end(), is_folder)) return read_paths(paths, options, faults);
     FileNames names;
     for (const std::filesystem::path& path : paths) names.push_back(path.native());
@@ -140,6 +144,10 @@ void note_rank(const std::filesystem::path& path, Contents& contents) {
     const std::string name = path.filename().native();
     if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
     if (auto note = note_of_shard(contents, name)) return contents.notes.push_back(std::move(*note));
+    if (const auto sets = state::shard_sets(FileNames{name}); !sets.empty() && !sets.front().complete())
+        return contents.notes.push_back("this is one of " + std::to_string(sets.front().name.shards) +
+                                        " shards; the whole checkpoint is in the files " +
+                                        excerpt(sets.front().text()));
     const auto one = state::rank_file(name);
     if (!one) return;
     std::uint64_t ranks = 0;

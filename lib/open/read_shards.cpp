@@ -105,18 +105,32 @@ private:
     void take_tensors(Shard& shard) {
         std::map<std::string_view, const AliasGroup*> groups;
         for (const AliasGroup& group : shard.contents.aliases) groups.emplace(group.front(), &group);
-        std::size_t unnamed = 0;
-        std::string first_unnamed;
+        std::size_t elsewhere = 0;
+        const std::size_t before = joined_.contents.unindexed.size();
         for (LazyTensor& tensor : shard.contents.tensors) {
             const auto group = groups.find(tensor.name());
             const bool named = group == groups.end() ? take_if_claimed(tensor, shard)
                                                      : take_by_any_name(tensor, *group->second, shard);
-            if (!named && unnamed++ == 0) first_unnamed = tensor.name();
+            if (named) continue;
+            if (names_.find(tensor.name(), name_of())) ++elsewhere;
+            else leave_out(tensor.name(), shard);
         }
+        if (elsewhere > 0)
+            joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(elsewhere) +
+                                             " that the index places in another shard, from which " +
+                                             (elsewhere == 1 ? "it is read" : "they are read"));
+        const std::size_t unnamed = joined_.contents.unindexed.size() - before;
         if (unnamed > 0)
             joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(unnamed) +
                                              " that the index does not name; the first is " +
-                                             safemap::quoted(first_unnamed));
+                                             safemap::quoted(joined_.contents.unindexed[before].name) +
+                                             "; `safemap repair` writes an index with all of them");
+    }
+
+    void leave_out(const std::string& name, const Shard& shard) {
+        joined_.contents.unindexed.push_back({.name = name, .shard = shard.path});
+        joined_.contents.skipped.push_back(
+            {.name = name, .type = "Tensor", .why = "the index does not name it; " + shard.name + " holds it"});
     }
 
     bool take_if_claimed(LazyTensor& tensor, const Shard& shard) {

@@ -39,6 +39,12 @@ struct Replica {
     std::string other_file = {};
 };
 
+/// A tensor of a shard that the index does not name. Readers that go by the index lose it.
+struct Unindexed {
+    std::string name = {};
+    std::string shard = {};  ///< the path
+};
+
 /// The contents of an opened checkpoint.
 struct Contents {
     Contents();
@@ -75,6 +81,7 @@ struct Contents {
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
+    std::vector<Unindexed> unindexed = {};      ///< verify() reports them
     std::vector<Replica> replicas = {};         ///< verify() compares them
     /// Set where there may be millions of replicas: calls visit() with one after another. May be
     /// called from several threads at once. verify() compares them.

@@ -1,19 +1,21 @@
 // Decides what a folder holds. The table at the end has one row per kind of checkpoint, in order of preference. A row
 // looks at names only.
 //
-//   finished_model          an index, model.safetensors, pytorch_model.bin
+//   finished_model          an index, model.safetensors and its kind, numbered shards: model_names.cpp
 //   hf_shards               safetensors shards with DCP information
 //   dcp, unfinished_dcp     torch.distributed.checkpoint
 //   known_and_refused       torch_checkpointing, nanotron, Megatron's zarr
 //   deepspeed_root, _tag    DeepSpeed, with and without `latest`
 //   megatron                the pointer, and the rank files of its older format
 //   rank_files              one file per rank
+//   lacking_shards          numbered shards that are not all there
 //   other_weights           the only other file of weights
 //
 // If no row finds a checkpoint, shape_of() looks at the folders inside. names_in() lists the names.
 #include "state/folder_shape.hpp"
 
 #include "base/folder.hpp"
+#include "state/model_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -66,27 +68,31 @@ MaybeShape made_of(ShapeKind kind, FileNames files) {
 
 // 1: a finished model.
 
-/// Returns the shape of the only index. If there are several, returns a shape that lists them.
-MaybeShape one_index(FileNames indexes, bool finished) {
-    if (indexes.size() > 1) return several(std::move(indexes), "indexes");
-    MaybeShape shape = made_of(ShapeKind::index, std::move(indexes));
-    if (shape) shape->finished = finished;
-    return shape;
-}
+/// Returns true for the index of another framework (flax, tf). Beside one of safetensors it belongs to another model.
+bool is_foreign_index(std::string_view name) { return name.ends_with(".index.json") && !model_name(name); }
 
 MaybeShape finished_model(const FolderNames& names) {
-    const FileNames heads = safetensors_heads(names.files);
-    // Beside a safetensors index, indexes of other frameworks (flax, tf) belong to other models.
-    if (!heads.empty() && heads.front().ends_with(".index.json")) return one_index(heads, true);
-    const auto is_foreign = [](std::string_view name) {
-        return name.ends_with(".index.json") && !name.ends_with(".bin.index.json");
-    };
-    if (auto foreign = one_index(matching(names.files, is_foreign), false)) return foreign;
-    if (!heads.empty()) return FolderShape{.kind = ShapeKind::file, .files = heads, .finished = true};
-    if (auto pickled = one_index(ending_in(names.files, ".bin.index.json"), true)) return pickled;
-    if (has(names.files, "pytorch_model.bin"))
-        return FolderShape{.kind = ShapeKind::file, .files = {"pytorch_model.bin"}, .finished = true};
-    return std::nullopt;
+    using Kind = ModelName::Kind;
+    Heads heads = find_heads(names.files);
+    const bool safetensors_index = !heads.files.empty() && heads.kind == Kind::index &&
+                                   heads.files.front().find(".safetensors.") != std::string::npos;
+    if (!safetensors_index) {
+        FileNames foreign = matching(names.files, is_foreign_index);
+        if (foreign.size() > 1) return several(std::move(foreign), "indexes");
+        if (!foreign.empty()) return made_of(ShapeKind::index, std::move(foreign));
+    }
+    if (!heads.equals.empty()) {
+        heads.equals.insert(heads.equals.begin(), heads.files.front());
+        return several(std::move(heads.equals),
+                       heads.kind == Kind::index ? "indexes" : "files of weights and no index");
+    }
+    const bool sharded = heads.kind == Kind::shard && heads.files.size() > 1;
+    MaybeShape shape = made_of(sharded                     ? ShapeKind::shards
+                               : heads.kind == Kind::index ? ShapeKind::index
+                                                           : ShapeKind::file,
+                               std::move(heads.files));
+    if (shape) shape->finished = true;
+    return shape;
 }
 
 // 2: safetensors shards with DCP information.
@@ -249,7 +255,7 @@ FolderShape iteration(const FolderNames& names, std::string_view text) {
     const auto found = std::find_if(candidates.begin(), candidates.end(),
                                     [&names](const std::string& folder) { return has(names.folders, folder); });
     if (found == candidates.end()) return bad_tag(pointer, "it names '" + named + "', but there is no folder for it");
-    FolderShape shape{.kind = ShapeKind::folder, .files = {*found}, .what = "not read"};
+    FolderShape shape{.kind = ShapeKind::folder, .files = {*found}};
     for (const std::string& folder : names.folders)
         if (folder != *found && is_iteration(folder)) shape.others.push_back(folder);
     return shape;
@@ -350,6 +356,19 @@ bool is_companion(std::string_view name) {
     return among(stem, companion_stems) || among(name, companion_files);
 }
 
+/// Returns the files of weights without companions.
+FileNames weights_in(const FolderNames& names) {
+    return matching(names.files, [](std::string_view name) { return is_weights(name) && !is_companion(name); });
+}
+
+/// Returns the numbered shards of one model, if all files of weights are of it and some of it are missing.
+MaybeShape lacking_shards(const FolderNames& names) {
+    const std::vector<ShardSet> sets = shard_sets(names.files);
+    if (sets.size() != 1 || sets.front().complete() || weights_in(names).size() != sets.front().files.size())
+        return std::nullopt;
+    return FolderShape{.kind = ShapeKind::shards_lack, .files = sets.front().files};
+}
+
 MaybeShape other_weights(const FolderNames& names) {
     FileNames weights = matching(names.files, is_weights);
     if (weights.empty()) return std::nullopt;
@@ -361,8 +380,8 @@ MaybeShape other_weights(const FolderNames& names) {
 }
 
 using Row = MaybeShape (*)(const FolderNames&);
-constexpr Row rows[] = {finished_model, hf_shards,     dcp,      unfinished_dcp, known_and_refused,
-                        deepspeed_root, deepspeed_tag, megatron, rank_files,     other_weights};
+constexpr Row rows[] = {finished_model, hf_shards, dcp,        unfinished_dcp, known_and_refused, deepspeed_root,
+                        deepspeed_tag,  megatron,  rank_files, lacking_shards, other_weights};
 
 FolderShape first_of(std::span<const Row> some, const FolderNames& names) {
     for (const Row row : some)
@@ -388,14 +407,45 @@ FolderShape shape_of_inner(const FolderNames& names) {
     return {};
 }
 
+/// Returns the folders inside that hold a model of their own.
+FileNames components(const FolderNames& names) {
+    FileNames found;
+    for (std::size_t i = 0; i < names.below.size(); ++i) {
+        if (passed_over(names.folders[i])) continue;
+        const ShapeKind kind = first_of(rows, names.below[i]).kind;
+        if (kind != ShapeKind::nothing && kind != ShapeKind::companions) found.push_back(names.folders[i]);
+    }
+    return found;
+}
+
+/// The file in which diffusers lists the components of a pipeline, and that of sentence-transformers.
+constexpr std::string_view pipeline_list = "model_index.json";
+constexpr std::string_view module_list = "modules.json";
+
+/// Returns the models of a pipeline of diffusers: the folder of each component, and files of weights beside them, which
+/// hold the pipeline in another way.
+MaybeShape pipeline(const FolderNames& names) {
+    if (!has(names.files, pipeline_list)) return std::nullopt;
+    FileNames models = components(names);
+    if (models.empty()) return std::nullopt;
+    FileNames files = weights_in(names);
+    models.insert(models.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
+    if (models.size() == 1) return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
+    return several(std::move(models), "models of a pipeline (model_index.json)", true);
+}
+
 FolderShape shape_inside(const FolderNames& names) {
     FileNames found;
+    FileNames others;
     FileNames rank_sets;
     FileNames unfinished;
     for (std::size_t i = 0; i < names.below.size(); ++i) {
         if (passed_over(names.folders[i])) continue;
         const ShapeKind kind = shape_of_inner(names.below[i]).kind;
-        if (kind == ShapeKind::nothing) continue;
+        if (kind == ShapeKind::nothing) {
+            if (!weights_in(names.below[i]).empty()) others.push_back(names.folders[i]);
+            continue;
+        }
         // OLMo keeps the state of each rank in train/ beside the model.
         const bool state = names.folders[i] == "train" && kind == ShapeKind::rank_files;
         (kind == ShapeKind::unfinished ? unfinished : state ? rank_sets : found).push_back(names.folders[i]);
@@ -405,8 +455,8 @@ FolderShape shape_inside(const FolderNames& names) {
     if (found.size() == 1)
         return {.kind = ShapeKind::folder,
                 .files = std::move(found),
-                .others = std::move(unfinished),
-                .what = "unfinished"};
+                .others = std::move(others),
+                .unfinished = std::move(unfinished)};
     if (unfinished.empty()) return {};
     return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
 }
@@ -466,14 +516,15 @@ FolderNames level_below(const Folder& folder, const std::string& name) {
 bool is_weights(std::string_view name) {
     // Hidden files are not weights: macOS leaves "._model.safetensors" beside a model.
     if (name.starts_with('.')) return false;
-    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".ckpt", ".bin"})
-        if (name.size() > ending.size() && name.ends_with(ending)) return true;
-    return false;
+    return std::any_of(weights_endings.begin(), weights_endings.end(), [name](std::string_view ending) {
+        return name.size() > ending.size() && name.ends_with(ending);
+    });
 }
 
-FileNames safetensors_heads(const FileNames& files) {
+FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
     FileNames heads = ending_in(files, ".safetensors.index.json");
-    if (heads.empty() && has(files, "model.safetensors")) heads.emplace_back("model.safetensors");
+    std::string single = std::string(stem) + ".safetensors";
+    if (heads.empty() && has(files, single)) heads.push_back(std::move(single));
     return heads;
 }
 
@@ -555,6 +606,10 @@ FolderShape shape_of_folder(const FolderNames& names) {
     FolderShape shape = first_of(rows, names);
     name_others(names, shape);
     if (!shape.finished || names.below.empty()) return shape;
+    if (has(names.files, module_list)) {
+        FileNames modules = components(names);
+        shape.others.insert(shape.others.end(), modules.begin(), modules.end());
+    }
     const FolderShape beside = shape_beside_model(names);
     if (beside.kind == ShapeKind::deepspeed || beside.kind == ShapeKind::universal)
         shape.others.insert(shape.others.end(), beside.files.begin(), beside.files.end());
@@ -562,6 +617,7 @@ FolderShape shape_of_folder(const FolderNames& names) {
 }
 
 FolderShape shape_of(const FolderNames& names) {
+    if (MaybeShape parts = pipeline(names)) return *std::move(parts);
     FolderShape shape = shape_of_folder(names);
     if (shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions) return shape;
     FolderShape inside = shape_inside(names);
@@ -581,7 +637,8 @@ FolderNames names_in(const Folder& folder) {
     follow_link(folder, "latest", names.latest, names);
     follow_link(folder, "latest_universal", names.latest_universal, names);
     names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
-    if (finished_model(names) && !names.latest) return names;
+    const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
+    if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());
     for (const std::string& name : names.folders) names.below.push_back(level_below(folder, name));
     return names;

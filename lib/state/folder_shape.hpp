@@ -5,6 +5,7 @@
 
 #include <safemap/source.hpp>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,7 @@ enum class ShapeKind : std::uint8_t {
     // Read by safemap.
     index,           ///< the index
     file,            ///< the only file of weights, or the finished model
+    shards,          ///< numbered shards without an index
     megatron_ranks,  ///< the file of each rank; they are not merged
     folder,          ///< the folder to read instead
     deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
@@ -49,11 +51,12 @@ enum class ShapeKind : std::uint8_t {
     megatron_zarr,        ///< the folders of arrays
 
     // Wrong or ambiguous.
-    companions,  ///< files that trainers write beside a model, without a model
-    several,     ///< the models
-    bad_tag,     ///< the file that names the tag
-    unfinished,  ///< the files that the save has left
-    ranks_lack,  ///< the missing files
+    companions,   ///< files that trainers write beside a model, without a model
+    several,      ///< the models
+    bad_tag,      ///< the file that names the tag
+    unfinished,   ///< the files that the save has left
+    ranks_lack,   ///< the missing files
+    shards_lack,  ///< the numbered shards that are there
 };
 
 /// The decision about a folder: its kind, and the files for that kind.
@@ -64,8 +67,8 @@ struct FolderShape {
     FileNames others = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files. For folder:
-    /// what `others` are, such as "unfinished".
+    FileNames unfinished = {};  ///< for folder: folders beside it whose save was interrupted
+    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
     std::string what = {};
     /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
@@ -91,8 +94,8 @@ FolderShape shape_beside_model(const FolderNames& names);
 /// files that name a folder, and opens nothing else.
 FolderNames names_in(const Folder& folder);
 
-/// Returns the safetensors indexes of a folder. Without an index, returns `model.safetensors` if it exists.
-FileNames safetensors_heads(const FileNames& files);
+/// Returns the safetensors indexes of a folder. Without an index, returns `STEM.safetensors` if it exists.
+FileNames safetensors_heads(const FileNames& files, std::string_view stem = "model");
 
 /// A file that holds the part of one rank.
 struct RankFile {
@@ -121,6 +124,7 @@ std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
 /// The name of the folder beside a model that holds the state of its optimizer, as safetensors.
 inline constexpr const char* optimizer_folder = "optimizer";
 
+inline constexpr std::array<std::string_view, 5> weights_endings = {".safetensors", ".pt", ".pth", ".ckpt", ".bin"};
 /// Returns true if a file of that name may hold weights.
 bool is_weights(std::string_view name);
 

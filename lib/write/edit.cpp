@@ -111,6 +111,8 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
     EditReport report{.renamed = changes_in(options.rename, model)};
     const Checkpoint edited = renamed(model, options);
     Metadata metadata = write::metadata_of(edited);
+    for (const auto& [key, value] : model.metadata())
+        if (write::hashes_a_file(key)) metadata.emplace(key, value);
     change(metadata, options);
 
     report.changed = report.renamed > 0 || !std::equal(metadata.begin(), metadata.end(), model.metadata().begin(),
@@ -118,6 +120,9 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                                            return a.first == b.first && a.second == b.second;
                                                        });
     if (report.changed) {
+        std::erase_if(metadata, [&](const auto& entry) {
+            return write::hashes_a_file(entry.first) && !options.set.contains(entry.first);
+        });
         const SaveOptions saving{.alignment = alignment_of(model),
                                  .structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep,
                                  .checksums = digests,

@@ -125,10 +125,10 @@ public:
         if (split.shards.empty()) split.shards.emplace_back();  // an empty checkpoint is one file without tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
-            add_only_file(shard_name(0, 1), split.shards.front());
+            add_only_file(shard_name(options_.stem, 0, 1), split.shards.front());
         } else {
             for (std::size_t i = 0; i < count; ++i)
-                add_file(shard_name(i, count), stored(split.shards[i]), shard_metadata());
+                add_file(shard_name(options_.stem, i, count), stored(split.shards[i]), shard_metadata());
             add_index(split);
         }
         note_large_layers(split);
@@ -443,7 +443,7 @@ private:
                 weight_map.emplace_back(tensor(layout_.chosen[member]).name(), layout_.files[i].name);
         Pairs metadata = index_metadata();
         if (options_.checksums) add_identity(metadata);
-        PlannedFile file{.name = index_name,
+        PlannedFile file{.name = index_name(options_.stem),
                          .head = options_.index_style == IndexStyle::hub
                                      ? safetensors::write_index(split.total_size, metadata, weight_map)
                                      : safetensors::write_transformers_index(split.total_size, total_parameters(),

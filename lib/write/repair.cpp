@@ -7,6 +7,7 @@
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "state/contents.hpp"
+#include "state/model_names.hpp"
 #include "write/shards.hpp"
 #include "write/target.hpp"
 
@@ -33,6 +34,7 @@ struct Found {
     std::vector<std::uint32_t> shards;  ///< for an index: the shard of each tensor
     Metadata metadata;
     std::vector<std::string> repairs;
+    std::string stem = "model";  ///< for a folder: the stem of its model
 };
 
 /// Returns the head that the reference would have written for these tensors. Sets `in_order` to true if they already
@@ -192,12 +194,17 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
         const auto parent = in.parent_path();
         return read_indexed(*open_folder(parent.empty() ? "." : parent), in.filename().native(), options);
     }
-    const std::vector<std::string> files = write::model_files(in);
+    const auto heads = state::find_heads(open_folder(in)->list());
+    const std::string stem = state::stem_of_saved(heads.files.empty() ? std::string() : heads.files.front());
+    const std::vector<std::string> files = write::model_files(in, stem);
     if (files.empty())
-        throw Error(Errc::not_a_checkpoint, "the folder has neither an index nor a model.safetensors")
+        throw Error(Errc::not_a_checkpoint, "the folder has neither an index nor a " + stem + ".safetensors")
             .with_path(in.native());
-    if (files.front().ends_with(".index.json")) return read_indexed(*open_folder(in), files.front(), options);
-    return read_one(in / files.front(), options);
+    const bool indexed = files.front().ends_with(".index.json");
+    Found found =
+        indexed ? read_indexed(*open_folder(in), files.front(), options) : read_one(in / files.front(), options);
+    found.stem = stem;
+    return found;
 }
 
 }  // namespace
@@ -207,6 +214,7 @@ RepairReport repair(const std::filesystem::path& in, const std::filesystem::path
     Found found = about_file(in.native(), [&] { return read(in, open); });
     drop_derived(found.metadata, found.repairs);
     SaveOptions saving = options;
+    if (saving.stem == SaveOptions().stem) saving.stem = found.stem;
     if (!options.exact_metadata)
         for (const auto& entry : found.metadata) saving.metadata.insert(entry);
     RepairReport report{.repairs = std::move(found.repairs), .saved = save(out, found.tensors, saving)};

@@ -1,6 +1,7 @@
 // save(): lays out, fills a hidden sibling and renames it; or fills a sink.
 #include <safemap/save.hpp>
 
+#include "base/text.hpp"
 #include "checkpoint/origin.hpp"
 #include "write/destination.hpp"
 #include "write/extras.hpp"
@@ -191,8 +192,13 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
 
 }  // namespace
 
+bool write::hashes_a_file(std::string_view key) {
+    return key == "sshs_model_hash" || key == "sshs_legacy_hash" || key == "modelspec.hash_sha256";
+}
+
 write::Metadata write::metadata_of(const Checkpoint& checkpoint, Metadata given) {
-    for (const auto& [key, value] : checkpoint.metadata()) given.try_emplace(key, value);
+    for (const auto& [key, value] : checkpoint.metadata())
+        if (!hashes_a_file(key)) given.try_emplace(key, value);
     for (const AliasGroup& group : checkpoint.aliases())
         for (std::size_t i = 1; i < group.size(); ++i) given.try_emplace(group[i], group.front());
     return given;
@@ -204,6 +210,10 @@ write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, co
                 .metadata = std::move(metadata),
                 .ties = checkpoint.aliases(),
                 .storages = checkpoint::Origin::storages(checkpoint)};
+    for (const auto& [key, value] : checkpoint.metadata())
+        if (hashes_a_file(key) && !input.metadata.contains(key))
+            input.notes.push_back("the metadata " + safemap::quoted(key) +
+                                  " is left out: it is a hash of the file that was read");
     if (auto document = add_structure(checkpoint, options, input)) {
         with_structure.assign(checkpoint.begin(), checkpoint.end());
         with_structure.push_back(std::move(*document));

@@ -8,11 +8,21 @@
 #include "write/shards.hpp"
 
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
+
+void require_stem(const std::string& stem) {
+    constexpr std::size_t longest = 200;  // a name has at most 255 bytes, and the numbers of a shard follow
+    if (!stem.empty() && stem.size() <= longest && !stem.starts_with('.') &&
+        stem.find_first_of(std::string_view("/\0", 2)) == stem.npos)
+        return;
+    throw Error(Errc::invalid_argument, "invalid stem for the names of files: " + safemap::quoted(stem) +
+                                            "; expected 1 to 200 bytes that do not begin with a dot");
+}
 
 void require_sense(const SaveOptions& options) {
     const std::uint32_t alignment = options.alignment;
@@ -28,6 +38,7 @@ void require_sense(const SaveOptions& options) {
     if (options.ranks > most_ranks)
         throw Error(Errc::invalid_argument, "invalid number of ranks " + std::to_string(options.ranks) +
                                                 "; expected at most " + std::to_string(most_ranks));
+    require_stem(options.stem);
     if (options.dtype && !is_castable(*options.dtype))
         throw Error(Errc::unsupported_cast, "casts to " + std::string(name(*options.dtype)) + " are not supported");
 }

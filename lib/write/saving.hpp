@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,12 @@ void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& fil
 /// Returns the report on a layout, planned or written.
 SaveReport report_on(const Layout& layout);
 
-/// Returns the metadata of a checkpoint and a pair `[other name] = stored name` for each tie, as huggingface_hub
-/// records tied tensors. Does not replace a pair that `given` already has.
+/// Returns true for the keys under which sd-scripts (kohya) stores hashes of the file that it writes: of the data, and
+/// of bytes at a fixed place in the file.
+bool hashes_a_file(std::string_view key);
+
+/// Returns the metadata of a checkpoint, except hashes of its file, and a pair `[other name] = stored name` for each
+/// tie, as huggingface_hub records tied tensors. Does not replace a pair that `given` already has.
 Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 
 /// Returns the input for saving a checkpoint with this metadata. If the structure document is written as a tensor, the

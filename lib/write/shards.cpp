@@ -278,11 +278,12 @@ std::string_view layer_of(std::string_view name) {
     return {};
 }
 
-std::string shard_name(std::size_t shard, std::size_t shards) {
-    if (shards == 1) return single_name;
-    char text[64];
-    std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", shard + 1, shards);
-    return text;
+std::string shard_name(const std::string& stem, std::size_t shard, std::size_t shards) {
+    char numbers[64] = "";
+    if (shards != 1) std::snprintf(numbers, sizeof numbers, "-%05zu-of-%05zu", shard + 1, shards);
+    return stem + numbers + ".safetensors";
 }
+
+std::string index_name(const std::string& stem) { return stem + ".safetensors.index.json"; }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -53,9 +53,9 @@ Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size,
 /// for "lm_head.weight".
 std::string_view layer_of(std::string_view name);
 
-/// Returns "model.safetensors" for the only shard, else "model-00001-of-00002.safetensors".
-std::string shard_name(std::size_t shard, std::size_t shards);
-inline constexpr const char* single_name = "model.safetensors";
-inline constexpr const char* index_name = "model.safetensors.index.json";
+/// Returns "model.safetensors" for the only shard, else "model-00001-of-00002.safetensors", for the stem "model".
+std::string shard_name(const std::string& stem, std::size_t shard, std::size_t shards);
+/// Returns "model.safetensors.index.json" for the stem "model".
+std::string index_name(const std::string& stem);
 
 }  // namespace safemap::SAFEMAP_ABI::write

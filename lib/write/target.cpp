@@ -82,16 +82,16 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
     });
 }
 
-std::vector<std::string> model_files(const std::filesystem::path& path) {
+std::vector<std::string> model_files(const std::filesystem::path& path, const std::string& stem) {
     const auto folder = open_folder(path, Mapping::never);
     const std::vector<std::string> all = folder->list();
-    std::vector<std::string> files = state::safetensors_heads(all);
+    std::vector<std::string> files = state::safetensors_heads(all, stem);
     if (files.size() > 1)
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))
             .with_path(path.native())
             .with_hint("it is not clear which model to replace");
-    if (!files.empty() && files.front() != single_name) {
+    if (!files.empty() && files.front().ends_with(".json")) {
         CollectFaults ignored;  // a damaged index is replaced, too
         if (const auto source = folder->open(files.front()))
             for (std::string& shard : safetensors::read_index(*source, ignored).shards)
@@ -101,20 +101,40 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
     return files;
 }
 
-void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
+namespace {
+
+/// Returns the shape that a folder has once `old_files` are removed and the file `added` is there.
+state::FolderShape shape_with(const std::filesystem::path& path, const std::vector<std::string>& old_files,
+                              const std::string& added) {
     std::error_code ignored;
-    if (!std::filesystem::is_directory(path, ignored)) return;
-    state::FolderNames names = state::names_in(*open_folder(path, Mapping::never));
-    std::erase_if(names.files, [&](const std::string& name) { return has(old_files, name); });
-    const std::string shard = state::shard_file_name({.shard = 1, .file = 1, .files = 1});
-    names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), shard), shard);
-    const state::FolderShape shape = state::shape_of_folder(names);
-    if (shape.kind == state::ShapeKind::hf_shards) return;
+    state::FolderNames names;
+    if (std::filesystem::is_directory(path, ignored)) names = state::names_in(*open_folder(path, Mapping::never));
+    std::erase_if(names.files, [&](const std::string& name) { return has(old_files, name) || name == added; });
+    names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), added), added);
+    return state::shape_of_folder(names);
+}
+
+[[noreturn]] void refuse_other_model(const std::filesystem::path& path, const state::FolderShape& shape,
+                                     std::string_view wanted) {
     Error error(Errc::already_exists,
                 "the folder has " +
                     (shape.files.empty() ? std::string("another model") : safemap::quoted(shape.files.front())) +
-                    ", which would be opened in place of the files of ranks");
+                    ", which would be opened in place of " + std::string(wanted));
     throw std::move(error.with_path(path.native()).with_hint("remove it, or save to another folder"));
+}
+
+}  // namespace
+
+void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
+    const auto shape = shape_with(path, old_files, state::shard_file_name({.shard = 1, .file = 1, .files = 1}));
+    if (shape.kind != state::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
+}
+
+void require_stem_opens(const std::filesystem::path& path, const std::vector<std::string>& old_files,
+                        const std::string& stem) {
+    const std::string file = shard_name(stem, 0, 1);
+    const auto shape = shape_with(path, old_files, file);
+    if (shape.files != std::vector<std::string>{file}) refuse_other_model(path, shape, file);
 }
 
 io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
@@ -123,9 +143,11 @@ io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& opti
 }
 
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)
-    : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
+    : out_(out), overwrite_(options.overwrite), stem_(options.stem), staging_(stage(out, options, job)) {
     for (const auto& folder : options.folders) folders_.push_back(folder.first);
     const std::vector<std::string> old = old_files();  // reports faults of the old files before the work, not after it
+    const bool renamed = options.stem != SaveOptions().stem && !is_one_file(out, options);
+    if (renamed && options.ranks == 0) require_stem_opens(out, old, options.stem);
     if (options.ranks == 0) return;
     require_ranks_open(out, old);
     for (const std::string& folder : folders_) require_ranks_open(out / folder, inside(old, folder));
@@ -134,7 +156,7 @@ Target::Target(const std::filesystem::path& out, const SaveOptions& options, con
 std::vector<std::string> Target::old_files() const {
     std::error_code ignored;
     if (!overwrite_ || !std::filesystem::is_directory(out_, ignored)) return {};
-    std::vector<std::string> files = model_files(out_);
+    std::vector<std::string> files = model_files(out_, stem_);
     for (const std::string& folder : folders_)
         if (std::filesystem::is_directory(out_ / folder, ignored))
             for (const std::string& file : model_files(out_ / folder)) files.push_back(folder + '/' + file);

@@ -85,6 +85,19 @@ TEST_CASE("every fault of every shard is reported with its path") {
     CHECK(report.tensors == 1);
 }
 
+TEST_CASE("a tensor that the index does not name is a fault of verify, and of nothing else") {
+    const TempDir dir;
+    dir.write("1", forge::u8_file({{"a", 1}, {"x", 1}, {"y", 1}}));
+    const auto index = dir.write("m.index.json", R"({"weight_map":{"a":"1"}})");
+    CHECK(Checkpoint::open(index).size() == 1);
+    const auto report = verify(index);
+    REQUIRE(report.faults.size() == 2);
+    CHECK(report.faults[1].code() == Errc::index_lacks_tensor);
+    CHECK(report.faults[1].tensor() == "y");
+    CHECK(report.faults[1].path() == (dir / "1").native());
+    CHECK(report.faults[1].hint().find("safemap repair") != std::string::npos);
+}
+
 TEST_CASE("a file that is not a checkpoint is a fault, and a path that does not exist is an error") {
     const TempDir dir;
     const auto report = verify(dir.write("x.bin", "nothing in particular"));
@@ -245,12 +258,14 @@ TEST_CASE("a tensor that the index omits is compared with the digest in its shar
     dir.write("1", sound);
     const auto index = dir.write("m.index.json", R"({"weight_map":{"a":"1"}})");
     auto report = verify(index);
-    CHECK(report.ok());
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].code() == Errc::index_lacks_tensor);
     CHECK(report.checked_bytes == 7);
     dir.write("1", sound.substr(0, sound.size() - 1) + 'x');
     report = verify(index);
-    REQUIRE(report.faults.size() == 1);
-    CHECK(report.faults[0].tensor() == "b");
+    REQUIRE(report.faults.size() == 2);
+    CHECK(report.faults[1].code() == Errc::checksum_mismatch);
+    CHECK(report.faults[1].tensor() == "b");
 }
 
 TEST_CASE("digests are not compared if the header has faults") {

@@ -22,7 +22,8 @@ Names names_of(const Extras& extras) {
     return names;
 }
 
-Names extras_in(const TempDir& dir) { return names_of(Checkpoint::open(dir.path()).extras()); }
+Names extras_in_folder(const fs::path& folder) { return names_of(Checkpoint::open(folder).extras()); }
+Names extras_in(const TempDir& dir) { return extras_in_folder(dir.path()); }
 
 }  // namespace
 
@@ -57,12 +58,41 @@ TEST_CASE("the symbolic links of a hub cache are followed") {
     fs::create_directories(dir / "blobs");
     dir.write("blobs/1", model());
     dir.write("blobs/2", "{}");
-    fs::create_directory(dir / "snapshot");
-    fs::create_symlink("../blobs/1", dir / "snapshot/model.safetensors");
-    fs::create_symlink("../blobs/2", dir / "snapshot/config.json");
-    const Extras extras = Checkpoint::open(dir / "snapshot").extras();
+    const fs::path snapshot = dir / "snapshots/0a1b";
+    fs::create_directories(snapshot / "unet");
+    fs::create_symlink("../../blobs/1", snapshot / "model.safetensors");
+    fs::create_symlink("../../blobs/2", snapshot / "config.json");
+    fs::create_symlink("../../../blobs/1", snapshot / "unet/model.safetensors");
+    fs::create_symlink("../../../blobs/2", snapshot / "unet/config.json");
+    CHECK(extras_in_folder(snapshot / "unet") == Names{"config.json"});
+    const Extras extras = Checkpoint::open(snapshot).extras();
     REQUIRE(names_of(extras) == Names{"config.json"});
     CHECK(extras.files[0].source->size() == 2);
+}
+
+TEST_CASE("links out of the folder are not followed, and a note says where they lead") {
+    const TempDir dir;
+    fs::create_directories(dir / "model/inner");
+    dir.write("secret.txt", "x");
+    dir.write("model/model.safetensors", model());
+    dir.write("model/inner/own.json", "{}");
+    fs::create_symlink("../secret.txt", dir / "model/notes.txt");
+    fs::create_symlink(dir / "secret.txt", dir / "model/LICENSE");
+    fs::create_symlink("/etc/hostname", dir / "model/tokenizer.json");
+    fs::create_symlink("inner/own.json", dir / "model/config.json");
+    fs::create_symlink("../model/inner/own.json", dir / "model/generation_config.json");
+    fs::create_symlink("nowhere", dir / "model/broken.json");
+    REQUIRE(::mkfifo((dir / "model/pipe.json").c_str(), 0600) == 0);
+    fs::create_symlink("/dev/null", dir / "model/device.json");
+    for (const fs::path& path : {dir / "model", dir / "link"}) {
+        if (!fs::exists(path)) fs::create_directory_symlink("model", path);
+        const Extras extras = Checkpoint::open(path).extras();
+        CHECK(names_of(extras) == Names{"config.json", "generation_config.json"});
+        REQUIRE(extras.notes.size() == 3);
+        CHECK(extras.notes[0].find("'LICENSE' is not copied: it is a link out of the folder, to ") == 0);
+        CHECK(extras.notes[1].find(fs::canonical(dir / "secret.txt").native()) != std::string::npos);
+        CHECK(extras.notes[2].find("/etc/hostname") != std::string::npos);
+    }
 }
 
 TEST_CASE("a file of more than 64 MiB is not an extra, and is noted") {
@@ -86,6 +116,8 @@ TEST_CASE("only the folder of a finished model has extras") {
         return extras_in(dir);
     };
     CHECK(with("model.safetensors", model()) == Names{"config.json"});
+    CHECK(with("adapter_model.safetensors", model()) == Names{"config.json"});
+    CHECK(with("model-00001-of-00001.safetensors", model()) == Names{"config.json"});
     CHECK(with("weights.safetensors", model()).empty());
 
     const TempDir dir;
@@ -98,6 +130,18 @@ TEST_CASE("only the folder of a finished model has extras") {
     CHECK(Checkpoint::open(files).extras().files.empty());
     CHECK(Checkpoint::open(files.front()).extras().files.empty());
     CHECK(checkpoint_of(model()).extras().files.empty());
+}
+
+TEST_CASE("a model has the name under which it was opened, unless its file has another one") {
+    const auto stem = [](const char* name) {
+        const TempDir dir;
+        dir.write(name, model());
+        return Checkpoint::open(dir.path()).stem();
+    };
+    CHECK(stem("adapter_model.safetensors") == "adapter_model");
+    CHECK(stem("diffusion_pytorch_model.fp16.safetensors") == "diffusion_pytorch_model");
+    CHECK(stem("weights.safetensors") == "model");
+    CHECK(checkpoint_of(model()).stem() == "model");
 }
 
 TEST_CASE("a shard that an index names is not an extra") {

@@ -275,9 +275,12 @@ class EveryCommand(Case):
     def test_a_duplicate_name_in_an_index_is_noted(self):
         (self.folder / 'model.safetensors.index.json').write_text(
             '{"weight_map": {"ids": "gone.safetensors", "ids": "small.safetensors"}}')
-        for command in ('inspect', 'verify'):
-            told = self.done(command, 'model.safetensors.index.json')
-            self.assertIn("the weight_map names 'ids' more than once; the last shard named counts", told['notes'])
+        note = "the weight_map names 'ids' more than once; the last shard named counts"
+        self.assertIn(note, self.done('inspect', 'model.safetensors.index.json')['notes'])
+        told = self.safemap('verify', 'model.safetensors.index.json', '--json')
+        self.assertEqual(told.code, 1)  # the shard has tensors that the index does not name
+        self.assertIn(note, told.json()['notes'])
+        self.assertEqual({fault['code'] for fault in told.json()['faults']}, {'index_lacks_tensor'})
         error = self.refused('duplicate_name', 1, 'inspect', 'model.safetensors.index.json', '--policy', 'strict')
         self.assertEqual(error['tensor'], 'ids')
 
@@ -1068,12 +1071,24 @@ class Extras(Case):
         self.assertEqual(self.files('in')['tokenizer.py'], b'tokenizer.py')
 
     def test_links_of_a_hub_cache_are_followed(self):
-        (self.folder / 'cache').mkdir()
-        for file in (self.folder / 'in').iterdir():
-            (self.folder / 'cache' / file.name).symlink_to(file)
-        self.assertEqual(self.done('convert', 'cache', 'out')['copied'], self.EXTRAS)
+        (self.folder / 'in').rename(self.folder / 'blobs')
+        (self.folder / 'snapshots' / '0a1b').mkdir(parents=True)
+        for file in (self.folder / 'blobs').iterdir():
+            (self.folder / 'snapshots' / '0a1b' / file.name).symlink_to('../../blobs/' + file.name)
+        self.assertEqual(self.done('convert', 'snapshots/0a1b', 'out')['copied'], self.EXTRAS)
         self.assertFalse((self.folder / 'out' / 'config.json').is_symlink())
         self.assertEqual(self.files('out')['config.json'], b'config.json')
+
+    def test_a_link_out_of_the_folder_is_noted_and_not_copied(self):
+        secret = self.folder / 'secret'
+        secret.write_bytes(b'mine')
+        (self.folder / 'in' / 'config.json').unlink()
+        (self.folder / 'in' / 'config.json').symlink_to('../secret')
+        told = self.done('convert', 'in', 'out')
+        self.assertNotIn('config.json', told['copied'])
+        self.assertIn(f"'config.json' is not copied: it is a link out of the folder, to {secret.resolve()}",
+                      told['notes'])
+        self.assertFalse((self.folder / 'out' / 'config.json').exists())
 
     def test_a_file_that_is_too_large_is_noted(self):
         with open(self.folder / 'in' / 'vocab.json', 'wb') as large:

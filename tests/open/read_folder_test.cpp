@@ -102,7 +102,8 @@ TEST_CASE("two models are an error that lists them") {
     };
     listed({{"a.safetensors", one}, {"b.safetensors", two}});
     listed({{"a.pt", one}, {"b.bin", two}});
-    listed({{"model.safetensors.index.json", index_of_two}, {"model.fp16.safetensors.index.json", index_of_two}});
+    listed({{"a.safetensors.index.json", index_of_two}, {"b.safetensors.index.json", index_of_two}});
+    listed({{"model.fp16.safetensors", one}, {"model.bf16.safetensors", two}});
     listed({{"a.bin.index.json", "{}"}, {"b.bin.index.json", "{}"}});
 }
 

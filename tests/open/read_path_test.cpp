@@ -48,6 +48,58 @@ TEST_CASE("a glob that matches files opens them as the shards of one checkpoint"
     CHECK(names_of(Checkpoint::open(dir / "inn*")) == Names{"four"});  // one folder
 }
 
+TEST_CASE("numbered shards are complete, however they are given") {
+    const TempDir dir;
+    const fs::path first = dir / "model-00001-of-00003.safetensors";
+    const fs::path second = dir / "model-00002-of-00003.safetensors";
+    const fs::path third = dir / "model-00003-of-00003.safetensors";
+    dir.write(first.filename().native(), file_of("one"));
+    dir.write(third.filename().native(), file_of("three"));
+    const auto lacks = [&](auto&& opened) {
+        const auto error = error_of(opened);
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::shard_missing);
+        CHECK(error->message().find(second.filename().native()) != std::string::npos);
+    };
+    lacks([&] { static_cast<void>(Checkpoint::open(dir.path())); });
+    lacks([&] { static_cast<void>(Checkpoint::open(dir / "*.safetensors")); });
+    lacks([&] { static_cast<void>(Checkpoint::open(dir / "model-00001*")); });
+    lacks([&] { static_cast<void>(Checkpoint::open(std::vector{first, third})); });
+    lacks([&] { static_cast<void>(Checkpoint::open(std::vector{open_file(first), open_file(third)})); });
+    // One shard that is named by itself is what its reader wants.
+    const Checkpoint alone = Checkpoint::open(first);
+    CHECK(names_of(alone) == Names{"one"});
+    CHECK(alone.notes().at(0).find("model-*-of-00003.safetensors") != std::string::npos);
+
+    dir.write(second.filename().native(), file_of("two"));
+    const Names all = {"one", "three", "two"};
+    CHECK(names_of(Checkpoint::open(dir.path())) == all);
+    const Checkpoint whole = Checkpoint::open(dir.path());
+    CHECK(whole.notes().at(0).find("no index") != std::string::npos);
+    CHECK(names_of(Checkpoint::open(dir / "*.safetensors")) == all);
+    CHECK(names_of(Checkpoint::open(std::vector{third, first, second})) == all);
+    dir.write(second.filename().native(), file_of("one"));
+    CHECK_FAULT(Checkpoint::open(dir.path()), Errc::duplicate_name);
+}
+
+TEST_CASE("the components of a pipeline open by their folders, and are listed together") {
+    const TempDir dir;
+    dir.write("model_index.json", "{}");
+    for (const char* file : {"unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.bin",
+                             "text_encoder/model.safetensors"}) {
+        fs::create_directories((dir / file).parent_path());
+        dir.write(file, file_of(fs::path(file).parent_path()));
+    }
+    for (const char* folder : {"unet", "vae", "text_encoder"})
+        CHECK(names_of(Checkpoint::open(dir / folder)) == Names{folder});
+    const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir.path())); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::several_models);
+    for (const char* folder : {"unet", "vae", "text_encoder"})
+        CHECK(error->message().find((dir / folder).native()) != std::string::npos);
+    CHECK(error->hint().find("safemap convert " + (dir / "text_encoder").native()) != std::string::npos);
+}
+
 TEST_CASE("a glob without a match, or with several folders, is a wrong call") {
     const TempDir dir;
     CHECK_FAULT(Checkpoint::open(dir / "*.pt"), Errc::path_not_found);

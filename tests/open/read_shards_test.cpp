@@ -77,7 +77,25 @@ TEST_CASE("tensors that the index omits are noted, not listed") {
         read({{"index", R"({"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"x", 1}, {"a", 1}, {"y", 1}})}});
     CHECK(names(contents) == Names{"a"});
     REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "1 holds 2 tensors that the index does not name; the first is 'x'");
+    CHECK(contents.notes[0] ==
+          "1 holds 2 tensors that the index does not name; the first is 'x'; `safemap repair` writes an index with all "
+          "of them");
+    REQUIRE(contents.skipped.size() == 2);
+    CHECK(contents.skipped[1].name == "y");
+    CHECK(contents.skipped[1].why == "the index does not name it; 1 holds it");
+    REQUIRE(contents.unindexed.size() == 2);
+    CHECK(contents.unindexed[0].shard == "folder/1");
+}
+
+TEST_CASE("a tensor that another shard of the index has is not left out") {
+    const Contents contents = read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
+                                    {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
+                                    {"2", forge::u8_file({{"b", 1}})}});
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.skipped.empty());
+    CHECK(contents.unindexed.empty());
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "1 holds 1 tensor that the index places in another shard, from which it is read");
 }
 
 TEST_CASE("a wrong total_size is noted") {

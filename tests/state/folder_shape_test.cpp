@@ -215,7 +215,51 @@ TEST_CASE("a folder with one checkpoint is that checkpoint") {
         {{"notes.txt"}, Kind::nothing, {}},
         {{}, Kind::nothing, {}},
     });
-    CHECK(shape({"step-1/.metadata", "step-2/__0_0.distcp"}).others == FileNames{"step-2"});
+    CHECK(shape({"step-1/.metadata", "step-2/__0_0.distcp"}).unfinished == FileNames{"step-2"});
+    CHECK(shape({"a/model.safetensors", "b/weights.pt", "c/optimizer.pt"}).others == FileNames{"b"});
+    // Every name that libraries give to a model counts.
+    for (const char* name : {"diffusion_pytorch_model.safetensors", "adapter_model.bin", "open_clip_pytorch_model.bin",
+                             "pytorch_lora_weights.safetensors", "consolidated.00.pth", "model.fp16.safetensors",
+                             "diffusion_pytorch_model.safetensors.index.fp16.json", "x-00001-of-00002.bin"}) {
+        CAPTURE(name);
+        check({{{"a/" + std::string(name)}, Kind::folder, {"a"}},
+               {{"a/" + std::string(name), "b/model.safetensors"}, Kind::several, {"a", "b"}}});
+    }
+}
+
+TEST_CASE("numbered shards without an index are a model if all are there") {
+    const FileNames shards = {"x-00001-of-00002.bin", "x-00002-of-00002.bin"};
+    check({
+        {shards, Kind::shards, shards},
+        {{"x-00001-of-00001.bin"}, Kind::file, {"x-00001-of-00001.bin"}},
+        {{shards[0]}, Kind::shards_lack, {shards[0]}},
+        {{shards[1], "optimizer.pt"}, Kind::shards_lack, {shards[1]}},
+        {{shards[0], "other.bin"}, Kind::several, {"other.bin", shards[0]}},
+        {{shards[0], "model.safetensors"}, Kind::file, {"model.safetensors"}},
+        {{shards[0], ".metadata", "__0_0.distcp"}, Kind::dcp, {".metadata"}},
+        {{shards[0], shards[1], "adapter_model.bin", "x.bin.index.json"}, Kind::index, {"x.bin.index.json"}},
+    });
+    CHECK(shape({shards[0], shards[1], "old.ckpt"}).others == FileNames{"old.ckpt"});
+    CHECK(shape({shards[0], shards[1]}).finished);
+}
+
+TEST_CASE("a pipeline of diffusers has a model in each component") {
+    const std::string unet = "unet/diffusion_pytorch_model.safetensors";
+    const std::string text = "text_encoder/model.safetensors";
+    check({
+        {{"model_index.json", unet, text, "scheduler/config.json", "scheduler/scheduler.bin"},
+         Kind::several,
+         {"text_encoder", "unet"}},
+        {{"model_index.json", unet, "vae/odd name.ckpt"}, Kind::several, {"unet", "vae"}},
+        {{"model_index.json", unet, "v1-5.ckpt"}, Kind::several, {"unet", "v1-5.ckpt"}},
+        {{"model_index.json", unet, "model.safetensors"}, Kind::several, {"unet", "model.safetensors"}},
+        {{"model_index.json", unet, ".cache/model.safetensors"}, Kind::folder, {"unet"}},
+        {{"model_index.json", "model.safetensors"}, Kind::file, {"model.safetensors"}},
+        {{unet, text}, Kind::several, {"text_encoder", "unet"}},
+    });
+    // sentence-transformers: the first module is here, the others are named.
+    CHECK(shape({"modules.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"}).others ==
+          FileNames{"2_Dense"});
 }
 
 TEST_CASE("files that the caller lists are one set of ranks also without rank 0") {

@@ -83,6 +83,31 @@ TEST_CASE("tensors are renamed, and tied names follow them") {
     CHECK(read_file(file).at("c").bytes == random_bytes(30, 2));
 }
 
+TEST_CASE("hashes of a file do not outlive the file") {
+    const TempDir dir;
+    const Metadata hashes = {{"sshs_model_hash", "1"}, {"sshs_legacy_hash", "2"}, {"modelspec.hash_sha256", "0x3"}};
+    Metadata metadata = hashes;
+    metadata.insert({"ss_network_dim", "8"});
+    const fs::path file = dir / "lora.safetensors";
+    save(file, tensors(), {.metadata = metadata});
+    CHECK_FALSE(edit(file, {}).changed);
+
+    const SaveReport report = save(dir / "out", Checkpoint::open(file));
+    CHECK(report.notes.size() == 3);
+    CHECK(mentions(report.notes, "the metadata 'sshs_model_hash' is left out"));
+    const Checkpoint out = Checkpoint::open(dir / "out");
+    const auto& written = out.metadata();
+    REQUIRE(written.size() == 2);
+    CHECK(written[1].first == "ss_network_dim");
+    // A caller may give hashes of the new file.
+    CHECK(save(dir / "given", Checkpoint::open(file), {.metadata = {{"sshs_model_hash", "9"}}}).notes.size() == 2);
+
+    EditReport edited;
+    CHECK_OK(edited = edit(file, {.set = {{"by", "us"}, {"sshs_legacy_hash", "7"}}}));
+    CHECK(edited.metadata == decltype(edited.metadata){
+                                 {"by", "us"}, {"format", "pt"}, {"ss_network_dim", "8"}, {"sshs_legacy_hash", "7"}});
+}
+
 TEST_CASE("an edit without changes does not write the file") {
     const TempDir dir;
     const fs::path file = saved(dir);
@@ -291,6 +316,9 @@ TEST_CASE("an index is repaired from its shards") {
     wrong.replace(other, 20, "model-00001-of-00002");
     CHECK(mentions(with(wrong), "in shards that do not hold them"));
     CHECK(!fs::exists(dir / "no"));
+
+    save(dir / "adapter", tensors(), {.stem = "adapter_model"});
+    CHECK(repair(dir / "adapter", dir / "repaired").saved.files == Names{"adapter_model.safetensors"});
 }
 
 }  // namespace edit_test

@@ -350,6 +350,36 @@ TEST_CASE("one file is written on request, whatever its name") {
     CHECK(fs::is_directory(dir / std::string(240, 'n')));
 }
 
+TEST_CASE("the stem begins the names of the files in a folder") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    CHECK(save(dir / "one", tensors, {.stem = "adapter_model"}).files == Names{"adapter_model.safetensors"});
+    const SaveReport report = save(dir / "two", tensors, {.stem = "unet", .max_shard_size = 1200});
+    CHECK(report.files ==
+          Names{"unet-00001-of-00002.safetensors", "unet-00002-of-00002.safetensors", "unet.safetensors.index.json"});
+    CHECK(Checkpoint::open(dir / "one").size() == tensors.size());
+    CHECK(Checkpoint::open(dir / "two").size() == tensors.size());
+    CHECK(save(dir / "f.safetensors", tensors, {.stem = "unet"}).files == Names{"f.safetensors"});
+    for (const std::string& stem :
+         {std::string(), std::string(".x"), std::string("a/b"), std::string("a\0b", 3), std::string(201, 's')})
+        CHECK_FAULT(save(dir / "no", tensors, {.stem = stem}), Errc::invalid_argument);
+    CHECK_OK(save(dir / "long", tensors, {.stem = std::string(200, 's'), .max_shard_size = 20}));
+
+    // With `overwrite`, the model of that stem is replaced. A model that readers would prefer is not lost for it.
+    CHECK_FAULT(save(dir / "one", tensors, {.stem = "adapter_model"}), Errc::already_exists);
+    CHECK_OK(save(dir / "one", tensors, {.stem = "adapter_model", .alignment = 64, .overwrite = true}));
+    CHECK(names_in(dir / "one") == Names{"adapter_model.safetensors"});
+    CHECK_OK(save(dir / "two", tensors, {.stem = "adapter_model", .overwrite = true}));
+    CHECK(names_in(dir / "two") == Names{"adapter_model.safetensors"});
+    CHECK_OK(save(dir / "base", tensors));
+    const auto error = error_of([&] { save(dir / "base", tensors, {.stem = "adapter_model", .overwrite = true}); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::already_exists);
+    CHECK(error->message().find("'model.safetensors', which would be opened in place of adapter_model.safetensors") !=
+          std::string::npos);
+    CHECK(names_in(dir / "base") == Names{"model.safetensors"});
+}
+
 TEST_CASE("one file does not replace a folder, not even an empty one") {
     const TempDir dir;
     const auto tensors = some_tensors();

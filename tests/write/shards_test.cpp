@@ -331,10 +331,12 @@ TEST_CASE("sizes near 2^64 do not wrap") {
 }
 
 TEST_CASE("shards have huggingface_hub's names") {
-    CHECK(write::shard_name(0, 1) == "model.safetensors");
-    CHECK(write::shard_name(0, 2) == "model-00001-of-00002.safetensors");
-    CHECK(write::shard_name(11, 345) == "model-00012-of-00345.safetensors");
-    CHECK(write::shard_name(99'999, 123'456) == "model-100000-of-123456.safetensors");
+    CHECK(write::shard_name("model", 0, 1) == "model.safetensors");
+    CHECK(write::shard_name("model", 0, 2) == "model-00001-of-00002.safetensors");
+    CHECK(write::shard_name("model", 11, 345) == "model-00012-of-00345.safetensors");
+    CHECK(write::shard_name("adapter_model", 0, 1) == "adapter_model.safetensors");
+    CHECK(write::index_name("model") == "model.safetensors.index.json");
+    CHECK(write::shard_name("model", 99'999, 123'456) == "model-100000-of-123456.safetensors");
 }
 
 }  // namespace shards_test

@@ -1,0 +1,253 @@
+// Parses the names of models, and finds the model of a folder among them.
+#include "state/model_names.hpp"
+
+#include "base/text.hpp"
+#include "state/folder_shape.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <iterator>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::state {
+
+namespace {
+
+/// How a stem is preferred to others of the same folder.
+enum class Rank : std::uint8_t { model, other, adapter };
+
+/// A stem that libraries give to the file of a whole model, and the stem of their safetensors file.
+struct Stem {
+    std::string_view stem;
+    std::string_view saved_as;
+    Rank rank = Rank::other;
+};
+
+constexpr std::array<Stem, 8> stems = {{
+    {"model", "model", Rank::model},
+    {"pytorch_model", "model", Rank::model},
+    {"diffusion_pytorch_model", "diffusion_pytorch_model"},
+    {"open_clip_model", "open_clip_model"},
+    {"open_clip_pytorch_model", "open_clip_model"},
+    {"consolidated", "consolidated"},
+    {"adapter_model", "adapter_model", Rank::adapter},
+    {"pytorch_lora_weights", "pytorch_lora_weights", Rank::adapter},
+}};
+
+/// A part of the model of one rank, as Llama's files are cut: "consolidated.00.pth". Parts are not joined.
+constexpr std::string_view part = "consolidated.";
+constexpr Stem stem_of_part = {part, "model"};
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
+
+const Stem* known_stem(std::string_view stem) {
+    if (stem.starts_with(part) && is_digits(stem.substr(part.size()))) return &stem_of_part;
+    const auto* found = std::find_if(stems.begin(), stems.end(), [stem](const Stem& one) { return one.stem == stem; });
+    return found == stems.end() ? nullptr : found;
+}
+
+bool is_word(std::string_view text) {
+    return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+        return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+    });
+}
+
+/// Removes one of the endings of weights from the end of `text`, and returns it.
+std::string_view take_ending(std::string_view& text) {
+    for (const std::string_view ending : weights_endings)
+        if (text.size() > ending.size() && text.ends_with(ending)) {
+            text.remove_suffix(ending.size());
+            return ending;
+        }
+    return {};
+}
+
+/// Removes a number from the end of `text`. Returns nothing without one, or if it has more than nine digits.
+std::optional<std::uint64_t> take_number_at_end(std::string_view& text) {
+    std::size_t begin = text.size();
+    while (begin > 0 && is_digit(text[begin - 1])) --begin;
+    const std::string_view digits = text.substr(begin);
+    if (digits.empty() || digits.size() > 9) return std::nullopt;
+    std::uint64_t number = 0;
+    std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    text.remove_suffix(digits.size());
+    return number;
+}
+
+bool take_at_end(std::string_view& text, std::string_view end) {
+    if (!text.ends_with(end)) return false;
+    text.remove_suffix(end.size());
+    return true;
+}
+
+/// Removes ".fp16" from the end of `text`, and returns "fp16". A number is not a variant: "consolidated.00" is a part.
+std::string_view take_variant(std::string_view& text) {
+    const std::size_t dot = text.rfind('.');
+    if (dot == text.npos || dot == 0) return {};
+    const std::string_view variant = text.substr(dot + 1);
+    if (!is_word(variant) || is_digits(variant)) return {};
+    text = text.substr(0, dot);
+    return variant;
+}
+
+/// Takes the variant of a known stem: "model.fp16". Any other stem may have dots of its own.
+void split_variant(ModelName& name) {
+    std::string_view stem = name.stem;
+    const std::string variant(take_variant(stem));
+    if (!name.variant.empty() || variant.empty() || !known_stem(stem)) return;
+    name.variant = variant;
+    name.stem.resize(stem.size());
+}
+
+/// Takes "-00001-of-00003" from the end of the stem. diffusers wrote the variant after it at first.
+bool take_shard(ModelName& name) {
+    std::string_view stem = name.stem;
+    const std::string variant(take_variant(stem));
+    const auto shards = take_number_at_end(stem);
+    if (!shards || *shards == 0 || !take_at_end(stem, "-of-")) return false;
+    const auto number = take_number_at_end(stem);
+    if (!number || *number > *shards || !take_at_end(stem, "-") || stem.empty()) return false;
+    name.kind = ModelName::Kind::shard;
+    name.number = *number;
+    name.shards = *shards;
+    name.variant = variant;
+    name.stem.resize(stem.size());
+    return true;
+}
+
+std::optional<ModelName> index_name(std::string_view file) {
+    constexpr std::string_view json = ".json";
+    constexpr std::string_view index = ".index";
+    if (!take_at_end(file, json)) return std::nullopt;
+    const std::string variant(file.ends_with(index) ? std::string_view() : take_variant(file));
+    if (!take_at_end(file, index)) return std::nullopt;
+    const std::string_view ending = take_ending(file);
+    if (ending != ".safetensors" && ending != ".bin") return std::nullopt;
+    ModelName name{
+        .kind = ModelName::Kind::index, .stem = std::string(file), .variant = variant, .ending = std::string(ending)};
+    split_variant(name);
+    return name;
+}
+
+/// The words that the files of one model share.
+using Model = std::tuple<std::string, std::string, std::string>;
+Model model_of(const ModelName& name) { return {name.stem, name.variant, name.ending}; }
+
+Rank rank_of(const ModelName& name) {
+    if (const Stem* known = known_stem(name.stem)) return known->rank;
+    // The index of any model is as good as that of `model`. A shard without an index is not.
+    return name.kind == ModelName::Kind::index ? Rank::model : Rank::other;
+}
+
+/// The order of preference. The smallest is preferred.
+auto preference(const ModelName& name) {
+    return std::tuple(!name.variant.empty(), rank_of(name), name.ending != ".safetensors", name.kind);
+}
+
+/// The number in the name of a shard.
+std::string_view digits_of(std::string_view shard) {
+    const std::string_view before = shard.substr(0, shard.rfind("-of-"));
+    return before.substr(before.rfind('-') + 1);
+}
+
+/// Returns the name of a shard with another text in place of its number.
+std::string with_number(const std::string& shard, std::string_view number) {
+    const std::string_view digits = digits_of(shard);
+    return std::string(shard).replace(static_cast<std::size_t>(digits.data() - shard.data()), digits.size(), number);
+}
+
+std::string padded(std::uint64_t number, std::size_t digits) {
+    const std::string text = std::to_string(number);
+    return std::string(digits > text.size() ? digits - text.size() : 0, '0') + text;
+}
+
+/// Says which numbers a set lacks.
+void find_missing(ShardSet& set, const std::map<std::uint64_t, std::string>& numbered) {
+    constexpr std::size_t most = 8;
+    const std::uint64_t first = numbered.contains(0) ? 0 : 1;
+    const std::string& one = numbered.begin()->second;
+    const std::size_t digits = digits_of(one).size();
+    set.missing = set.name.shards - std::min<std::uint64_t>(numbered.size(), set.name.shards);
+    for (std::uint64_t n = first; set.lacks.size() < std::min<std::uint64_t>(most, set.missing); ++n)
+        if (!numbered.contains(n)) set.lacks.push_back(with_number(one, padded(n, digits)));
+}
+
+}  // namespace
+
+std::optional<ModelName> model_name(std::string_view file) {
+    if (file.starts_with('.') || shard_file(file)) return std::nullopt;
+    if (auto index = index_name(file)) return index;
+    const std::string_view ending = take_ending(file);
+    if (ending.empty()) return std::nullopt;
+    ModelName name{.stem = std::string(file), .ending = std::string(ending)};
+    const bool is_shard = take_shard(name);
+    split_variant(name);
+    if (is_shard || known_stem(name.stem)) return name;
+    return std::nullopt;
+}
+
+std::string ShardSet::text() const { return with_number(files.front(), "*"); }
+
+std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
+    std::map<std::pair<Model, std::uint64_t>, std::pair<ModelName, std::map<std::uint64_t, std::string>>> sets;
+    for (const std::string& file : names) {
+        auto name = model_name(file);
+        if (!name || name->kind != ModelName::Kind::shard) continue;
+        auto& set = sets[{model_of(*name), name->shards}];
+        set.second.emplace(name->number, file);
+        set.first = *std::move(name);
+    }
+    std::vector<ShardSet> found;
+    for (auto& [key, set] : sets) {
+        ShardSet& one = found.emplace_back(ShardSet{.name = std::move(set.first)});
+        for (const auto& file : set.second) one.files.push_back(file.second);
+        find_missing(one, set.second);
+    }
+    return found;
+}
+
+Error lacks_shards(const ShardSet& set) {
+    constexpr std::size_t most = 8;
+    Error error(Errc::shard_missing, "the files " + excerpt(set.text()) + " are " + std::to_string(set.files.size()) +
+                                         " of " + std::to_string(set.name.shards) +
+                                         " shards; missing: " + names_text(set.lacks, most) +
+                                         (set.missing > set.lacks.size() ? " and others" : ""));
+    error.with_hint("give all shards; one shard by itself opens by its own path");
+    return error;
+}
+
+Heads find_heads(std::span<const std::string> names) {
+    struct Candidate {
+        ModelName name;
+        std::vector<std::string> files;
+    };
+    std::vector<Candidate> candidates;
+    for (const std::string& file : names)
+        if (auto name = model_name(file); name && name->kind != ModelName::Kind::shard)
+            candidates.push_back({.name = *std::move(name), .files = {file}});
+    for (ShardSet& set : shard_sets(names)) {
+        if (set.complete()) candidates.push_back({.name = std::move(set.name), .files = std::move(set.files)});
+    }
+    if (candidates.empty()) return {};
+    const auto preferred = [](const Candidate& a, const Candidate& b) {
+        return preference(a.name) < preference(b.name);
+    };
+    const auto best = std::min_element(candidates.begin(), candidates.end(), preferred);
+    Heads heads{.files = best->files, .kind = best->name.kind};
+    for (const Candidate& other : candidates)
+        if (&other != &*best && preference(other.name) == preference(best->name))
+            heads.equals.push_back(other.files.front());
+    return heads;
+}
+
+std::string stem_of_saved(std::string_view model_file) {
+    const auto name = model_name(model_file);
+    const Stem* known = name ? known_stem(name->stem) : nullptr;
+    return std::string(known ? known->saved_as : stems.front().saved_as);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::state
