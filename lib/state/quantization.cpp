@@ -1,0 +1,234 @@
+// The table of conventions, and the search for their names. Sources of the conventions: ComfyUI (QUANTIZATION.md),
+// compressed-tensors, DeepSeek-V3 (inference/fp8_cast_bf16.py), ModelOpt, Mistral's own files, bitsandbytes, GPTQ, AWQ,
+// HQQ, AQLM, quanto, and gpt-oss.
+#include "state/quantization.hpp"
+
+#include "base/name_index.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace safemap::SAFEMAP_ABI::state {
+
+namespace {
+
+enum class Numbers : std::uint8_t { fp8, bits, torch, any };
+
+/// A convention. Patterns are names inside one module; the `*` of `scale` is replaced in the other patterns by what it
+/// matches there, which has no dot and no slash. Empty patterns do not count.
+struct Convention {
+    QuantizationName name;
+    Numbers dtype;                            // dtype of the numbers
+    std::string_view numbers;                 // the tensor of numbers
+    std::string_view scale;                   // the tensor that makes it a quantised one
+    std::array<std::string_view, 7> besides;  // other tensors, which may be missing
+};
+
+constexpr auto scaled = Quantization::scaled_fp8;
+constexpr auto packed = Quantization::packed;
+
+// For names that several conventions share, such as `weight_scale`, the dtype of the numbers decides.
+constexpr Convention conventions[] = {
+    {{scaled, "FP8 of ComfyUI"}, Numbers::fp8, "*", "scale_*", {"scale_input", "input_scale", "comfy_quant"}},
+    {{scaled, "FP8 in blocks, as DeepSeek writes it"},
+     Numbers::fp8,
+     "*",
+     "*_scale_inv",
+     {"input_scale", "*_input_scale", "activation_scale", "*_activation_scale"}},
+    {{scaled, "FP8 of compressed-tensors, ModelOpt or ComfyUI"},
+     Numbers::fp8,
+     "*",
+     "*_scale",
+     {"input_scale", "*_input_scale", "output_scale", "comfy_quant", "*_zero_point", "input_zero_point", "*_g_idx"}},
+    {{scaled, "MX FP8"}, Numbers::fp8, "*", "*_scales", {"input_scale", "*_zero_point"}},
+    {{scaled, "FP8 of Mistral"}, Numbers::fp8, "*", "qscale_*", {"qscale_act"}},
+    {{scaled, "FP8 in blocks, as DeepSeek reads it"}, Numbers::fp8, "weight", "scale", {}},
+
+    {{packed, "compressed-tensors"},
+     Numbers::bits,
+     "*_packed",
+     "*_scale",
+     {"*_global_scale", "input_global_scale", "*_zero_point", "*_shape", "*_g_idx", "input_scale"}},
+    {{packed, "integers or packed FP4 with scales"},
+     Numbers::bits,
+     "*",
+     "*_scale",
+     {"*_scale_2", "input_scale", "*_zero_point", "input_zero_point", "*_global_scale", "comfy_quant", "*_g_idx"}},
+    {{packed, "integers of ComfyUI"}, Numbers::bits, "*", "scale_*", {"scale_input", "comfy_quant"}},
+    {{packed, "packed MX"}, Numbers::bits, "*_blocks", "*_scales", {}},
+    {{packed, "integers with scales"}, Numbers::bits, "*", "*_scales", {"*_zeros"}},
+    {{packed, "GPTQ or AWQ"}, Numbers::bits, "qweight", "scales", {"qzeros", "g_idx"}},
+    // The numbers may have any dtype: bnb_4bit_quant_storage chooses it.
+    {{packed, "bitsandbytes in 4 bits"},
+     Numbers::any,
+     "*",
+     "*.quant_map",
+     {"*.absmax", "*.nested_absmax", "*.nested_quant_map", "*.quant_state.bitsandbytes__nf4",
+      "*.quant_state.bitsandbytes__fp4"}},
+    {{packed, "bitsandbytes in 8 bits"}, Numbers::bits, "weight", "SCB", {"weight_format"}},
+    {{packed, "HQQ"}, Numbers::bits, "W_q", "scale", {"zero"}},
+    {{packed, "AQLM"}, Numbers::bits, "codes", "codebooks", {"scales"}},
+    {{packed, "a quantised tensor of torch"}, Numbers::torch, "*", "*/scales", {"*/zero_points"}},
+    {{packed, "quanto"}, Numbers::bits, "_data", "_scale", {"_shift", "_zeropoint"}},
+    {{packed, "quanto"}, Numbers::fp8, "_data", "_scale", {"_shift", "_zeropoint"}},
+};
+
+// ComfyUI's mark of a model with scales. It is one for the whole model, or one for each part such as
+// `model.diffusion_model`.
+constexpr std::string_view marker_name = "scaled_fp8";
+
+/// A name that matches a pattern: the module, which ends in a dot or a slash or is empty, and the text for `*`.
+struct Match {
+    std::string_view module;
+    std::string_view star;
+};
+
+std::optional<Match> match(std::string_view pattern, std::string_view name) {
+    const std::size_t at = pattern.find('*');
+    const std::string_view behind = at == std::string_view::npos ? pattern : pattern.substr(at + 1);
+    if (!name.ends_with(behind)) return std::nullopt;
+    name.remove_suffix(behind.size());
+    if (at == std::string_view::npos) {
+        if (!name.empty() && name.back() != '.' && name.back() != '/') return std::nullopt;
+        return Match{name, {}};
+    }
+    const std::size_t module = name.find_last_of("./") + 1;  // 0 without a dot or slash
+    const std::string_view last = name.substr(module);
+    if (!last.starts_with(pattern.substr(0, at)) || last.size() == at) return std::nullopt;
+    return Match{name.substr(0, module), last.substr(at)};
+}
+
+/// Puts the name that `pattern` has in a module into `name`.
+void expand(std::string_view pattern, const Match& match, std::string& name) {
+    name = match.module;
+    const std::size_t at = pattern.find('*');
+    name += pattern.substr(0, at);
+    if (at == std::string_view::npos) return;
+    name += match.star;
+    name += pattern.substr(at + 1);
+}
+
+bool has_dtype(Dtype dtype, Numbers numbers) {
+    if (numbers == Numbers::any) return true;
+    switch (dtype) {
+        case Dtype::u8:
+        case Dtype::i8:
+        case Dtype::i16:
+        case Dtype::u16:
+        case Dtype::i32:
+        case Dtype::u32:
+        case Dtype::f4:
+        case Dtype::f6_e2m3:
+        case Dtype::f6_e3m2: return numbers == Numbers::bits;
+        case Dtype::qint8:
+        case Dtype::quint8:
+        case Dtype::qint32:
+        case Dtype::quint4x2:
+        case Dtype::quint2x4: return numbers == Numbers::torch;
+        default: return numbers == Numbers::fp8 && is_fp8(dtype);
+    }
+}
+
+/// Finds tensors by their names, which include those of ties.
+class NamesAndTies {
+public:
+    NamesAndTies(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties) : tensors_(tensors) {
+        index_.add_all(NamesOf(tensors_));
+        for (const AliasGroup& group : ties)
+            if (const auto first = index_.find(group.front(), NamesOf(tensors_)))
+                for (std::size_t i = 1; i < group.size(); ++i) others_.emplace(group[i], *first);
+    }
+
+    std::optional<std::uint32_t> find(std::string_view name) const {
+        if (const auto found = index_.find(name, NamesOf(tensors_))) return found;
+        const auto other = others_.find(name);
+        return other == others_.end() ? std::nullopt : std::optional(other->second);
+    }
+
+private:
+    std::span<const LazyTensor> tensors_;
+    NameIndex index_;
+    std::map<std::string, std::uint32_t, std::less<>> others_;
+};
+
+void add_once(std::vector<std::uint32_t>& to, std::uint32_t tensor) {
+    if (std::find(to.begin(), to.end(), tensor) == to.end()) to.push_back(tensor);
+}
+
+class Finder {
+public:
+    Finder(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties) : tensors_(tensors), ties_(ties) {}
+
+    QuantizedTensors find() {
+        for (const Convention& convention : conventions) {
+            for (std::uint32_t i = 0; i < tensors_.size(); ++i) try_name(convention, tensors_[i].name(), i);
+            for (const AliasGroup& group : ties_)
+                for (std::size_t i = 1; i < group.size(); ++i) try_name(convention, group[i], std::nullopt);
+        }
+        std::sort(found_.all.begin(), found_.all.end(),
+                  [](const Quantized& a, const Quantized& b) { return a.numbers < b.numbers; });
+        if (found_.all.empty()) return std::move(found_);
+        for (std::uint32_t i = 0; i < tensors_.size(); ++i)
+            if (match(marker_name, tensors_[i].name())) found_.markers.push_back(i);
+        return std::move(found_);
+    }
+
+private:
+    void try_name(const Convention& convention, std::string_view name, std::optional<std::uint32_t> scale) {
+        const auto matched = match(convention.scale, name);
+        if (!matched) return;
+        if (!names_) names_.emplace(tensors_, ties_);
+        expand(convention.numbers, *matched, text_);
+        const auto numbers = names_->find(text_);
+        if (!scale) scale = names_->find(name);
+        if (!numbers || !scale || *numbers == *scale || !has_dtype(tensors_[*numbers].dtype(), convention.dtype))
+            return;
+        if (convention.numbers == "weight" && convention.scale == "scale" && !in_blocks(*numbers, *scale)) return;
+        add(convention, *matched, *numbers, *scale);
+    }
+
+    /// Returns true if a tensor called `scale`, a usual name, is the scales of a matrix.
+    bool in_blocks(std::uint32_t numbers, std::uint32_t scale) const {
+        const std::size_t rank = tensors_[scale].shape().size();
+        return rank >= 2 && rank == tensors_[numbers].shape().size();
+    }
+
+    void add(const Convention& convention, const Match& matched, std::uint32_t numbers, std::uint32_t scale) {
+        const auto [at, is_new] = by_numbers_.try_emplace(numbers, found_.all.size());
+        if (is_new) found_.all.push_back({convention.name, numbers, {}});
+        Quantized& quantized = found_.all[at->second];
+        add_once(quantized.scales, scale);
+        for (const std::string_view pattern : convention.besides) {
+            if (pattern.empty()) break;
+            expand(pattern, matched, text_);
+            const auto beside = names_->find(text_);
+            if (!beside || *beside == numbers) continue;
+            add_once(quantized.besides, *beside);
+            quantized.has_zero_points |= pattern.ends_with("_zero_point") || pattern.ends_with("_g_idx");
+        }
+    }
+
+    std::span<const LazyTensor> tensors_;
+    std::span<const AliasGroup> ties_;
+    std::optional<NamesAndTies> names_;  // made when the first name looks like one of scales
+    std::map<std::uint32_t, std::size_t> by_numbers_;
+    QuantizedTensors found_;
+    std::string text_;
+};
+
+}  // namespace
+
+bool is_fp8(Dtype dtype) noexcept {
+    return dtype == Dtype::f8_e4m3 || dtype == Dtype::f8_e5m2 || dtype == Dtype::f8_e4m3fnuz ||
+           dtype == Dtype::f8_e5m2fnuz;
+}
+
+QuantizedTensors find_quantized(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties) {
+    return Finder(tensors, ties).find();
+}
+
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -1,0 +1,171 @@
+// Tests which tensors count as quantised: one row for each convention, and float models that only look like them.
+#include "state/quantization.hpp"
+
+#include "doctest_safemap.hpp"
+
+#include <safemap/advanced/stored_tensor.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace quantization_test {
+
+using namespace safemap;
+using state::find_quantized;
+using state::Quantization;
+using state::Quantized;
+using state::QuantizedTensors;
+
+namespace {
+
+struct Named {
+    std::string name;
+    Dtype dtype;
+    Shape shape = {4, 4};
+};
+
+std::vector<LazyTensor> tensors_of(const std::vector<Named>& all) {
+    std::vector<LazyTensor> tensors;
+    for (const Named& each : all) {
+        const auto bytes = static_cast<std::size_t>(*byte_size(each.dtype, *element_count(each.shape)));
+        tensors.emplace_back(
+            each.name, stored_run(each.dtype, each.shape, memory_source("memory", std::vector<std::byte>(bytes)), 0));
+    }
+    return tensors;
+}
+
+/// Returns the names of a quantised tensor, of its scales and of the tensors beside it, as one text.
+std::string text_of(const std::vector<LazyTensor>& tensors, const Quantized& quantized) {
+    std::string text = tensors[quantized.numbers].name() + ":";
+    for (const auto i : quantized.scales) text += " " + tensors[i].name();
+    for (const auto i : quantized.besides) text += " +" + tensors[i].name();
+    return text;
+}
+
+std::vector<std::string> found(const std::vector<Named>& all, const std::vector<AliasGroup>& ties = {}) {
+    const std::vector<LazyTensor> tensors = tensors_of(all);
+    std::vector<std::string> texts;
+    for (const Quantized& quantized : find_quantized(tensors, ties).all) texts.push_back(text_of(tensors, quantized));
+    return texts;
+}
+
+Quantization kind_of(const std::vector<Named>& all) {
+    const std::vector<LazyTensor> tensors = tensors_of(all);
+    return find_quantized(tensors, {}).all.at(0).name.kind;
+}
+
+using Texts = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("F8 numbers and their scales, under the names of each convention") {
+    for (const Dtype f8 : {Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e4m3fnuz, Dtype::f8_e5m2fnuz}) {
+        const auto pair = [&](const std::string& numbers, const std::string& scale) {
+            const std::vector<Named> all = {{numbers, f8}, {scale, Dtype::f32, {4, 1}}};
+            CHECK(found(all) == Texts{numbers + ": " + scale});
+            CHECK(kind_of(all) == Quantization::scaled_fp8);
+        };
+        pair("a.l.weight", "a.l.scale_weight");
+        pair("a.l.weight", "a.l.weight_scale");
+        pair("a.l.weight", "a.l.weight_scale_inv");
+        pair("a.l.weight", "a.l.weight_scales");
+        pair("a.l.weight", "a.l.qscale_weight");
+        pair("a.l.weight", "a.l.scale");
+        pair("weight", "weight_scale");
+        pair("m/l.weight", "m/l.weight_scale");
+        pair("a.experts.gate_up_proj", "a.experts.gate_up_proj_scale");
+        pair("a.experts.gate_up_proj", "a.experts.gate_up_proj_scale_inv");
+    }
+    CHECK(found({{"l.weight", Dtype::f8_e4m3},
+                 {"l.weight_scale", Dtype::f32, {1}},
+                 {"l.input_scale", Dtype::f32, {1}},
+                 {"l.bias", Dtype::f32}}) == Texts{"l.weight: l.weight_scale +l.input_scale"});
+    CHECK(found({{"l.weight", Dtype::f8_e4m3}, {"l.weight_scale", Dtype::f8_e8m0, {4, 1}}}) ==
+          Texts{"l.weight: l.weight_scale"});
+}
+
+TEST_CASE("ComfyUI's marks of whole models are found beside its scales only") {
+    const auto marks = [](const std::vector<Named>& all) { return find_quantized(tensors_of(all), {}).markers; };
+    CHECK(marks({{"m.scaled_fp8", Dtype::f8_e4m3, {2}}, {"m.w.weight", Dtype::f8_e4m3}}).empty());
+    CHECK(marks({{"scaled_fp8", Dtype::f8_e4m3, {2}},
+                 {"w.weight", Dtype::f8_e4m3},
+                 {"w.scale_weight", Dtype::f32, {}}}) == std::vector<std::uint32_t>{0});
+}
+
+TEST_CASE("packed numbers, under the names of each convention") {
+    const auto is = [](const std::vector<Named>& all, const Texts& texts) {
+        CHECK(found(all) == texts);
+        CHECK(kind_of(all) == Quantization::packed);
+    };
+    is({{"l.qweight", Dtype::i32}, {"l.qzeros", Dtype::i32}, {"l.scales", Dtype::f16}, {"l.g_idx", Dtype::i32}},
+       {"l.qweight: l.scales +l.qzeros +l.g_idx"});
+    is({{"l.qweight", Dtype::i32}, {"l.qzeros", Dtype::i32}, {"l.scales", Dtype::f16}},
+       {"l.qweight: l.scales +l.qzeros"});
+    for (const Dtype storage : {Dtype::u8, Dtype::bf16, Dtype::f32})
+        is({{"l.weight", storage},
+            {"l.weight.absmax", Dtype::f32},
+            {"l.weight.quant_map", Dtype::f32},
+            {"l.weight.nested_absmax", Dtype::f32},
+            {"l.weight.quant_state.bitsandbytes__nf4", Dtype::u8}},
+           {"l.weight: l.weight.quant_map +l.weight.absmax +l.weight.nested_absmax "
+            "+l.weight.quant_state.bitsandbytes__nf4"});
+    is({{"l.weight", Dtype::i8}, {"l.SCB", Dtype::f32}, {"l.weight_format", Dtype::u8}},
+       {"l.weight: l.SCB +l.weight_format"});
+    is({{"l.weight", Dtype::u8}, {"l.weight_scale", Dtype::f8_e4m3}, {"l.weight_scale_2", Dtype::f32, {}}},
+       {"l.weight: l.weight_scale +l.weight_scale_2"});
+    is({{"l.weight_packed", Dtype::u8}, {"l.weight_scale", Dtype::f8_e4m3}, {"l.weight_global_scale", Dtype::f32}},
+       {"l.weight_packed: l.weight_scale +l.weight_global_scale"});
+    is({{"l.weight_packed", Dtype::i32}, {"l.weight_scale", Dtype::bf16}, {"l.weight_shape", Dtype::i64}},
+       {"l.weight_packed: l.weight_scale +l.weight_shape"});
+    is({{"l.weight", Dtype::i8}, {"l.weight_scale", Dtype::bf16}}, {"l.weight: l.weight_scale"});
+    is({{"l.weight", Dtype::i8}, {"l.scale_weight", Dtype::f32}}, {"l.weight: l.scale_weight"});
+    is({{"e.down_proj_blocks", Dtype::u8}, {"e.down_proj_scales", Dtype::u8}},
+       {"e.down_proj_blocks: e.down_proj_scales"});
+    is({{"l.W_q", Dtype::u8}, {"l.scale", Dtype::f16}, {"l.zero", Dtype::f16}}, {"l.W_q: l.scale +l.zero"});
+    is({{"l.codes", Dtype::i16}, {"l.codebooks", Dtype::f16}, {"l.scales", Dtype::f16}},
+       {"l.codes: l.codebooks +l.scales"});
+    is({{"l.weight._data", Dtype::i8}, {"l.weight._scale", Dtype::bf16}}, {"l.weight._data: l.weight._scale"});
+    is({{"q", Dtype::qint8}, {"q/scales", Dtype::f64}, {"q/zero_points", Dtype::f32}}, {"q: q/scales +q/zero_points"});
+    is({{"l.weight", Dtype::f4}, {"l.weight_scale", Dtype::f8_e8m0}}, {"l.weight: l.weight_scale"});
+}
+
+TEST_CASE("float models with names that look like scales are not quantised") {
+    CHECK(found({{"l.weight", Dtype::bf16}, {"l.weight_scale", Dtype::f32}}).empty());
+    CHECK(found({{"l.weight", Dtype::f32}, {"l.scale_weight", Dtype::f32}}).empty());
+    CHECK(found({{"l.scales", Dtype::f32}, {"l.qzeros", Dtype::f32}}).empty());
+    CHECK(found({{"l.qweight", Dtype::f32}, {"l.scales", Dtype::f32}}).empty());
+    CHECK(found({{"l.weight_scale", Dtype::f32}}).empty());
+    CHECK(found({{"norm.scale", Dtype::f8_e4m3}, {"norm.weight", Dtype::f32}}).empty());
+    CHECK(found({{"a.weight", Dtype::f8_e4m3}, {"b.weight_scale", Dtype::f32}}).empty());
+    CHECK(found({{"ids", Dtype::i64}, {"ids_scale", Dtype::f32}}).empty());
+    // A vector called `scale` is usual in float models that were cast to F8 as a whole.
+    CHECK(found({{"norm.weight", Dtype::f8_e4m3}, {"norm.scale", Dtype::f8_e4m3, {4}}}).empty());
+    CHECK(found({{"x.weight.absmax", Dtype::f32}, {"x.weight", Dtype::bf16}}).empty());
+}
+
+TEST_CASE("names of tied tensors count, and two scales of one tensor are both found") {
+    const std::vector<AliasGroup> scales = {{"a.weight_scale", "b.weight_scale"}};
+    CHECK(found({{"a.weight", Dtype::f8_e4m3}, {"b.weight", Dtype::f8_e4m3}, {"a.weight_scale", Dtype::f32, {}}},
+                scales) == Texts{"a.weight: a.weight_scale", "b.weight: a.weight_scale"});
+    const std::vector<AliasGroup> numbers = {{"a.weight", "b.weight"}};
+    CHECK(found({{"a.weight", Dtype::f8_e4m3}, {"a.weight_scale", Dtype::f32, {}}, {"b.weight_scale", Dtype::f32, {}}},
+                numbers) == Texts{"a.weight: a.weight_scale b.weight_scale"});
+    CHECK(
+        found({{"a.weight", Dtype::f8_e4m3}, {"a.weight_scale", Dtype::f32, {}}, {"a.scale_weight", Dtype::f32, {}}}) ==
+        Texts{"a.weight: a.scale_weight a.weight_scale"});
+}
+
+TEST_CASE("zero points and orders of columns are reported") {
+    const auto all = tensors_of({{"a.weight", Dtype::f8_e4m3},
+                                 {"a.weight_scale", Dtype::f32, {}},
+                                 {"a.weight_zero_point", Dtype::f8_e4m3, {}},
+                                 {"b.weight", Dtype::f8_e4m3},
+                                 {"b.weight_scale", Dtype::f32, {}}});
+    const QuantizedTensors quantized = find_quantized(all, {});
+    REQUIRE(quantized.all.size() == 2);
+    CHECK(quantized.all[0].has_zero_points);
+    CHECK(!quantized.all[1].has_zero_points);
+}
+
+}  // namespace quantization_test
