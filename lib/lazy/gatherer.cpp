@@ -7,13 +7,14 @@
 // 5. When all parts are read, the stored elements of each job are decoded and cast.
 // From top to bottom:
 //   - Part, and the functions that copy parts from a window: one at a time, columns together, rows together
-//   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes
+//   - with_whole_rows(): rows of sub-byte elements as whole bytes
 //   - Gatherer::Impl: finds the pieces that overlap a box, makes parts of them, reads, scatters, decodes and casts
 //   - Gatherer: checks the arguments
 #include "lazy/gatherer.hpp"
 
 #include "base/faults.hpp"
 #include "base/watch.hpp"
+#include "lazy/boxes_of_range.hpp"
 #include "lazy/regions.hpp"
 #include "lazy/scattered_read.hpp"
 #include "lazy/stored_tensor.hpp"
@@ -199,31 +200,6 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
     if (*size != out_size)
         throw Error(Errc::invalid_argument, "the buffer has " + std::to_string(out_size) +
                                                 " bytes, but the region has " + std::to_string(*size));
-}
-
-// Cuts a range of elements into a few boxes: each has as many whole rows, planes and so on as begin at the next
-// element. Calls visit(box, element count).
-template <class Visit>
-void each_box_of_range(const Shape& shape, std::uint64_t first, std::uint64_t count, Visit&& visit) {
-    while (count > 0) {
-        Box box{Shape(shape.size(), 0), Shape(shape.size(), 1)};
-        std::uint64_t rest = first;
-        std::uint64_t inner = 1;  // elements of one index along dimension d
-        std::uint64_t taken = 1;
-        for (std::size_t d = shape.size(); d-- > 0;) {
-            box.start[d] = rest % shape[d];
-            rest /= shape[d];
-            if (first % inner == 0 && inner <= count) {
-                for (std::size_t e = d + 1; e < shape.size(); ++e) box.extent[e] = shape[e];
-                box.extent[d] = std::min(shape[d] - box.start[d], count / inner);
-                taken = box.extent[d] * inner;
-            }
-            inner *= shape[d];
-        }
-        visit(box, taken);
-        first += taken;
-        count -= taken;
-    }
 }
 
 // Merges trailing dimensions that are contiguous. Rows of a sub-byte dtype may fill whole bytes only when merged.
