@@ -7,7 +7,8 @@
 //     written, the outcome after the last.
 //   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
 //   - open_in() and add_optimizer(): IN, and the state of its optimizer for --optimizer.
-//   - known_before(), note_parts() and kept(): notes, skipped objects and --keep-dtype, by the names of IN.
+//   - known_before(), note_parts(), as_written(), dtype_of(): notes, skipped objects, --keep-dtype and --dtype-of, by
+//     the names of IN.
 #include "command.hpp"
 #include "entries.hpp"
 #include "layout.hpp"
@@ -18,6 +19,7 @@
 #include "rename.hpp"
 #include "signals.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/save.hpp>
 
@@ -89,6 +91,7 @@ void write_reading(JsonWriter& json, const SaveReport& saved) {
         json.key(key).begin_object().member("tensors", count.tensors).member("bytes", count.bytes).end_object();
     };
     write("copied_tensors", saved.reading.copied);
+    write("scaled", saved.reading.scaled);
     write("gathered", saved.reading.gathered);
     write("views", saved.reading.views);
     json.member("unreferenced_bytes", saved.reading.unreferenced_bytes);
@@ -161,6 +164,7 @@ std::string reading_text(const SaveReport& saved) {
                 fmt::format("  {:<8} {}, {}\n", label, count_text(count.tensors, "tensor"), bytes_text(count.bytes));
     };
     line("copied", saved.reading.copied);
+    line("scaled", saved.reading.scaled);
     for (const SaveReport::Cast& cast : saved.casts) text += cast_text(cast) + '\n';
     line("gathered", saved.reading.gathered);
     line("views", saved.reading.views);
@@ -236,8 +240,13 @@ public:
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
+        add_repeatable(app, "--dtype-of", dtypes_of_,
+                       "cast the tensors whose names match, also without --dtype; the last match counts (repeatable)")
+            ->type_name("GLOB=D");
         add_repeatable(app, "--keep-dtype", keep_, "do not cast tensors whose names match (repeatable)")
             ->type_name("GLOB");
+        app.add_flag("--apply-scales", options_.apply_scales,
+                     "multiply quantised F8 weights by their scales, as bf16 or --dtype, and leave out the scales");
         for_shards_ = {add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
                                   "most bytes of tensors in one shard (default: 5GB)")
                            ->type_name("SIZE"),
@@ -302,7 +311,8 @@ public:
                 around.planned_notes = plan.notes.size();
                 console.announce(plan_text(plan, around, out_, options_.align_tensors));
             };
-        if (!keep_.empty()) options_.keep_dtype = kept(chosen, model);
+        if (!keep_.empty()) options_.keep_dtype = as_written(selection_of(keep_), chosen, model);
+        for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen, model));
         const SaveReport saved = save_model(model, bar);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
@@ -476,14 +486,46 @@ private:
         return save(out_, model, options);
     }
 
-    /// Returns the tensors that --keep-dtype selects. Like every GLOB, it matches names of IN, before --rename.
-    Selection kept(const Checkpoint& chosen, const Checkpoint& model) const {
-        Selection keep;
-        for (const std::string& glob : keep_) keep.include(glob);
+    static Selection selection_of(const std::vector<std::string>& globs) {
+        Selection selection;
+        for (const std::string& glob : globs) selection.include(glob);
+        return selection;
+    }
+
+    /// Returns the tensors that `selection` selects. Like every GLOB, it matches names of IN, before --rename.
+    static Selection as_written(const Selection& selection, const Checkpoint& chosen, const Checkpoint& model) {
         std::vector<std::string> names;
         for (std::size_t i = 0; i < chosen.size(); ++i)
-            if (keep.matches(chosen.tensor(i).name())) names.push_back(model.tensor(i).name());
+            if (selection.matches(chosen.tensor(i).name())) names.push_back(model.tensor(i).name());
         return Selection::names(std::move(names));
+    }
+
+    /// Returns the meaning of "GLOB=D". Throws invalid_argument for any other text, and tensor_not_found if the GLOB
+    /// matches no tensor that can be cast to D.
+    static SaveOptions::DtypeOf dtype_of(const std::string& rule, const Checkpoint& chosen, const Checkpoint& model) {
+        const std::size_t equals = rule.rfind('=');  // a name may have one, a dtype has none
+        if (equals == std::string::npos || equals == 0)
+            throw Error(Errc::invalid_argument,
+                        fmt::format("--dtype-of {}: expected GLOB=D, for example '*norm*=f32'", printable(rule)));
+        const std::string glob = rule.substr(0, equals);
+        SaveOptions::DtypeOf of{Selection::glob(glob), Dtype::f32};
+        try {
+            of.dtype = parse_dtype_name(std::string_view(rule).substr(equals + 1));
+        } catch (const Error& error) {
+            throw Error(error.code(), fmt::format("--dtype-of {}: {}", printable(rule), error.message()));
+        }
+        std::size_t matches = 0;
+        for (const LazyTensor& tensor : chosen) {
+            if (!of.tensors.matches(tensor.name())) continue;
+            ++matches;
+            if (!can_cast(tensor.dtype(), of.dtype)) continue;
+            of.tensors = as_written(of.tensors, chosen, model);
+            return of;
+        }
+        const std::string what = matches == 0 ? "matches none of" : "matches no tensor that can be cast, of";
+        throw Error(Errc::tensor_not_found,
+                    fmt::format("--dtype-of {} {} {}", printable(rule), what, count_text(chosen.size(), "tensor")))
+            .with_hint("safemap inspect lists names and dtypes; a GLOB must match a whole name");
     }
 
     std::string first_;
@@ -495,6 +537,7 @@ private:
     std::string root_;
     bool no_extras_ = false;
     bool optimizer_ = false;
+    std::vector<std::string> dtypes_of_;
     std::vector<std::string> keep_;
     std::vector<std::string> prefixes_;
     std::vector<std::string> rules_;

@@ -29,6 +29,7 @@ enum class Errc : std::uint8_t {
     too_many_indices,    ///< more indices than dimensions, or a second ellipsis
     partial_byte_slice,  ///< a slice of a sub-byte dtype that does not start and end at whole bytes
     unsupported_cast,    ///< a cast to or from integers, booleans, complex, F8_E8M0, sub-byte or opaque; a second cast
+    quantized_cast,      ///< a cast of quantised numbers without their scales, or of scales without the numbers
     unnamed_dtype,       ///< a dtype that has no name in safetensors
     no_dlpack,           ///< a tensor that DLPack cannot express, or that only another kind of device can read
     name_collision,      ///< two tensors with the same name, or a tensor with the reserved name `__metadata__`

@@ -48,14 +48,25 @@ class Team;
 
 /// Options of save(): the contents and layout of the files, and how they are written.
 struct SaveOptions {
+    /// The dtype of the tensors that a selection selects.
+    struct DtypeOf {
+        Selection tensors = {};
+        Dtype dtype = {};
+    };
+
     // Contents and layout.
     /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
     /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to. F8_E8M0 tensors (scales) and tensors of all other
-    /// dtypes keep theirs. Throws unsupported_cast if casts to `dtype` are not possible, or if LazyTensor::cast() has
-    /// already cast a tensor to another dtype. Unset: no casts.
+    /// dtypes keep theirs. A cast to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to
+    /// `dtype` are not possible, or if LazyTensor::cast() has already cast a tensor to another dtype; and
+    /// quantized_cast if it would cast quantised numbers without their scales, or scales without the numbers: see
+    /// "Quantised tensors" in docs/format.md. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
-    /// Tensors that `dtype` does not cast.
+    /// Dtypes of single tensors, which win over `dtype`. If several of them select a tensor, the last one counts. They
+    /// cast the same dtypes as `dtype` does, and throw as it does.
+    std::vector<DtypeOf> dtype_of = {};
+    /// Tensors that neither `dtype` nor `dtype_of` casts, and that `apply_scales` leaves as they are.
     std::optional<Selection> keep_dtype = std::nullopt;
     /// Begins the names of the files in a folder: `STEM.safetensors`, or `STEM-00001-of-00002.safetensors` and
     /// `STEM.safetensors.index.json`. Checkpoint::stem() has that of a model, such as "adapter_model" of PEFT, which
@@ -63,6 +74,17 @@ struct SaveOptions {
     /// it is empty, begins with a dot, has a slash or a NUL, or more than 200 bytes; and already_exists if a model that
     /// stays in `out` would be opened in place of this one.
     std::string stem = "model";
+    /// Multiplies quantised F8 tensors by their scales, where tensors beside them hold those: see "Quantised tensors"
+    /// in docs/format.md. The product is computed in F32 and rounded once, as torch does, to the dtype of `dtype_of` or
+    /// `dtype`; if neither selects the tensor, to BF16. Tensors of scales and of ranges of inputs are left out;
+    /// `SaveReport::skipped` lists them. Copied files lose what describes the quantisation, with a note. Memory does
+    /// not grow with the size of a tensor.
+    ///
+    /// The block size of scales comes from `weight_block_size` in config.json (of the checkpoint's folder, or in
+    /// `extras`), or from the shapes. Throws quantized_cast if it is not clear which scale belongs to which number, and
+    /// for numbers that are packed, as GPTQ, bitsandbytes and FP4 pack them. Tensors that `keep_dtype` selects stay as
+    /// they are, with their scales.
+    bool apply_scales = false;
     /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;
     /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
@@ -189,7 +211,8 @@ struct SaveReport {
         std::uint64_t tensors = 0;
         std::uint64_t bytes = 0;  ///< size of the whole file
     };
-    /// The casts from one dtype to another.
+    /// The casts from one dtype to another. With `apply_scales`, `from` is the dtype of the numbers, and the values are
+    /// the products, in F32. Products that are written as F32 are not cast.
     struct Cast {
         Dtype from = {};
         Dtype to = {};
@@ -206,6 +229,7 @@ struct SaveReport {
     struct Reading {
         Count copied = {};    ///< tensors written as stored: neither cast nor gathered
         Count gathered = {};  ///< strided or transposed tensors, or in several pieces: put into row-major order
+        Count scaled = {};    ///< tensors that are multiplied by their scales; the bytes are those of the F8 numbers
         /// Tensors that are only a part of their storage, or share it with tensors of another shape, offset or strides.
         Count views = {};
         /// Bytes that the save leaves behind: bytes of the storages of the tensors, and of all storages of a `.pt`,
@@ -227,7 +251,8 @@ struct SaveReport {
     std::vector<std::string> resumed = {};  ///< the files that an earlier save had finished
     /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
     std::vector<std::string> extras = {};
-    /// Tensors whose dtypes have no name in safetensors, if no structure document keeps them.
+    /// Tensors whose dtypes have no name in safetensors, if no structure document keeps them; with `apply_scales`, the
+    /// scales, too.
     std::vector<SkippedObject> skipped = {};
     std::vector<Unsupported> unsupported = {};  ///< the dtypes of `skipped`
     std::vector<Cast> casts = {};               ///< counts no values of the files in `resumed`
@@ -282,7 +307,7 @@ struct SaveReport {
 /// - name_collision; bad_name for a name with a NUL
 /// - invalid_argument for an invalid alignment, for names or metadata that are not UTF-8, and for options that
 ///   contradict each other
-/// - unsupported_cast, shape_overflow, header_too_large
+/// - unsupported_cast, quantized_cast, shape_overflow, header_too_large
 /// - no_space, permission_denied
 /// - busy if another process is saving to `out`
 /// - file_changed if a source has changed since it was opened, or if another program has created something at `out`

@@ -36,6 +36,7 @@ constexpr std::array table{
     Row{Errc::too_many_indices, "too_many_indices", fix_call, "more indices than dimensions"},
     Row{Errc::partial_byte_slice, "partial_byte_slice", fix_call, "the slice cuts a byte of a sub-byte dtype"},
     Row{Errc::unsupported_cast, "unsupported_cast", fix_call, "no cast between these dtypes"},
+    Row{Errc::quantized_cast, "quantized_cast", fix_call, "a cast would separate numbers from their scales"},
     Row{Errc::unnamed_dtype, "unnamed_dtype", fix_call, "safetensors has no name for the dtype"},
     Row{Errc::no_dlpack, "no_dlpack", fix_call, "DLPack cannot describe the tensor"},
     Row{Errc::name_collision, "name_collision", fix_call, "two tensors would have the same name"},

@@ -1,6 +1,7 @@
 // Plans which bytes of the sources are evicted after which step, and evicts them.
 #include "write/evictions.hpp"
 
+#include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>
@@ -42,6 +43,10 @@ void add_to(std::vector<Extent>& ranges, const Extent& range) {
 }  // namespace
 
 void Evictions::add(const LazyTensor& tensor, std::uint64_t last_unit) {
+    if (const ScaledNumbers* const product = scaled_numbers(tensor)) {
+        add(product->numbers, last_unit);
+        return add(product->scales, last_unit);
+    }
     tensors_.push_back({&tensor, last_unit});
     bytes_ += tensor.nbytes();
 }

@@ -2,7 +2,8 @@
 // bottom:
 // - require_text(), require_distinct_names(): refuse duplicate names and text that is not UTF-8 before anything else.
 // - with_own_digests(): the metadata without the digests of the files that were read.
-// - choose(), skip_other_names(): the dtype of each tensor. Tensors that cannot be saved are skipped.
+// - choose(), skip_other_names(): the dtype of each tensor. Tensors that cannot be saved are skipped. Casts that would
+//   separate quantised numbers from their scales are refused before (write/quantized.hpp).
 // - sized(), number_layers(): sizes, storages and layers, which split() turns into shards.
 // - note_large_layers(), note_order(): notes for the report.
 // - rank_shards(), rank_metadata(): a file for each rank, with slices of tensors.
@@ -18,6 +19,7 @@
 #include "base/checked.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
@@ -27,8 +29,8 @@
 #include "safetensors/sharding_info.hpp"
 #include "state/folder_shape.hpp"
 #include "state/structure.hpp"
-#include "tensor/convert.hpp"
 #include "tensor/raw_dtype.hpp"
+#include "write/quantized.hpp"
 #include "write/reshard.hpp"
 #include "write/shards.hpp"
 
@@ -108,8 +110,11 @@ public:
             require_text(key, "a metadata key");
             require_text(value, "a metadata value");
         }
+        require_whole_casts(input, options);
+        layout_.skipped = input.skipped;
         for (std::uint32_t i = 0; i < input.tensors.size(); ++i) choose(i);
         skip_other_names();
+        note_fp8();
     }
 
     Layout one_file(const std::string& name) && {
@@ -185,15 +190,9 @@ private:
         return all;
     }
 
-    Dtype dtype_for(const LazyTensor& tensor) const {
-        if (!options_.dtype || !is_castable(tensor.dtype())) return tensor.dtype();
-        if (options_.keep_dtype && options_.keep_dtype->matches(tensor.name())) return tensor.dtype();
-        return *options_.dtype;
-    }
-
     void choose(std::uint32_t number) {
         const LazyTensor& tensor = input_.tensors[number];
-        const Dtype dtype = dtype_for(tensor);
+        const Dtype dtype = written_dtype(tensor, options_);
         if (!in_safetensors(dtype) && !input_.as_raw.contains(tensor.name())) {
             layout_.skipped.push_back({.name = tensor.name(),
                                        .type = "torch." + std::string(torch_name(dtype)),
@@ -206,9 +205,8 @@ private:
         // An unsupported cast throws now, not when half of the files are written.
         if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
         layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
-        const Dtype stored = tensor.stored()->dtype();
         layout_.read_bytes = sum_of_sizes(layout_.read_bytes, stored_bytes(tensor));
-        if (stored != dtype) note_cast(stored, dtype);
+        if (tensor.stored()->dtype() != dtype) note_cast(stored_dtype(tensor), dtype);
     }
 
     /// Also skips the other names of each skipped tensor, so that no pair of the metadata names a missing tensor.
@@ -237,6 +235,13 @@ private:
         if (pair == metadata_.end() || pair->second != value) return false;
         metadata_.erase(pair);
         return true;
+    }
+
+    void note_fp8() {
+        for (const SaveReport::Cast& cast : layout_.casts)
+            if (state::is_fp8(cast.to) && !state::is_fp8(cast.from))
+                return layout_.notes.push_back("the cast to " + std::string(name(cast.to)) +
+                                               " makes no scales: values beyond the range of the dtype overflow");
     }
 
     void note_cast(Dtype from, Dtype to) {
@@ -494,7 +499,12 @@ bool has_structure_tensor(const Input& input) {
     return structure != input.metadata.end() && state::is_structure_apart(structure->second);
 }
 
-std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, tensor.stored()->dtype()); }
+Dtype stored_dtype(const LazyTensor& tensor) {
+    const ScaledNumbers* const scaled = scaled_numbers(tensor);
+    return scaled == nullptr ? tensor.stored()->dtype() : scaled->numbers.dtype();
+}
+
+std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, stored_dtype(tensor)); }
 
 Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file) {
     Planner planner(input, options);

@@ -4,11 +4,13 @@
 #include "base/checksum.hpp"
 #include "lazy/cast_counts.hpp"
 #include "state/contents.hpp"
+#include "state/quantization.hpp"
 
 #include <safemap/save.hpp>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -88,10 +90,18 @@ inline constexpr std::string_view order_is_lost =
     "the order of the tensors is lost: files sort them by dtype and name; only a structure document keeps it "
     "(convert --structure keep)";
 
+/// Returns the dtype that `tensor` is stored as, before any cast; for a product with scales, that of its numbers.
+Dtype stored_dtype(const LazyTensor& tensor);
 /// Returns the bytes of the value of `tensor` as stored, before any cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor);
 
 using Metadata = std::map<std::string, std::string>;
+
+/// Quantised tensors of a save.
+struct QuantizedInput {
+    state::QuantizedTensors found = {};  ///< indices in the tensors to write, and behind them in `unwritten`
+    std::vector<LazyTensor> unwritten = {};
+};
 
 /// The tensors and metadata of a save. Refers to the caller's tensors, or to the checkpoint that owns them.
 struct Input {
@@ -102,6 +112,12 @@ struct Input {
     std::span<const StoragePlace> storages = {};  ///< storages whose unreferenced bytes are counted
     std::vector<std::string> notes = {};          ///< first notes of the report
     bool note_order = false;                      ///< true to add a note if the files list the tensors in another order
+    /// The quantised tensors among `tensors`, if they are known by other names, or by tensors that are not written.
+    std::shared_ptr<const QuantizedInput> quantized = {};
+    std::vector<SkippedObject> skipped = {};  ///< tensors that are left out before
+    /// Numbers and scales that are read in place of the tensors that are made of them.
+    std::vector<LazyTensor> factors = {};
+    std::optional<Extras> extras = {};  ///< set if other extras are copied than those of the options
     /// Names of tensors whose dtype safetensors does not have, and whose dtype the structure document names: see
     /// raw_dtype().
     std::unordered_set<std::string> as_raw = {};

@@ -6,6 +6,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "base/checksum.hpp"
+#include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "state/structure.hpp"
 
@@ -36,6 +37,11 @@ public:
         for (const std::int64_t stride : view.strides) number(static_cast<std::uint64_t>(stride));
         const Decoding decoding = tensor.decoding();
         for (const bool flag : {decoding.byte_swap, decoding.conj, decoding.neg}) number(flag ? 1 : 0);
+        if (const ScaledNumbers* const product = scaled_numbers(tensor)) {
+            numbers(product->block);
+            const bool known = this->tensor(product->numbers);
+            return this->tensor(product->scales) && known;
+        }
         return stored(*tensor.stored());
     }
 

@@ -7,8 +7,10 @@
 #include "write/extras.hpp"
 #include "write/folders.hpp"
 #include "write/plan_digest.hpp"
+#include "write/quantized.hpp"
 #include "write/resume_key.hpp"
 #include "write/saving.hpp"
+#include "write/scaling.hpp"
 #include "write/storage_use.hpp"
 #include "write/structure.hpp"
 #include "write/target.hpp"
@@ -16,8 +18,10 @@
 #include "write/write_files.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -196,6 +200,54 @@ bool write::hashes_a_file(std::string_view key) {
     return key == "sshs_model_hash" || key == "sshs_legacy_hash" || key == "modelspec.hash_sha256";
 }
 
+namespace {
+
+/// The metadata key in which ComfyUI describes quantised layers.
+constexpr const char* quantization_key = "_quantization_metadata";
+
+/// Puts products with scales in the place of quantised tensors, into `own`. Returns false if no
+/// tensor has scales.
+bool put_products(Input& input, const SaveOptions& options, std::span<const std::uint64_t> block,
+                  std::vector<LazyTensor>& own) {
+    write::Scaling scaling = write::apply_scales(input.tensors, write::quantized_in(input), options, block);
+    std::move(scaling.notes.begin(), scaling.notes.end(), std::back_inserter(input.notes));
+    if (!scaling.any) return false;
+    own = std::move(scaling.tensors);
+    input.tensors = own;
+    input.quantized = nullptr;  // it has the indices of the tensors before
+    input.skipped = std::move(scaling.skipped);
+    input.factors = std::move(scaling.factors);
+    if (!scaling.all) {
+        input.notes.emplace_back("some tensors stay quantised, so copied files keep what they say of the quantisation");
+        return true;
+    }
+    input.extras = write::without_quantization(options.extras, input.notes);
+    if (input.metadata.erase(quantization_key) > 0)
+        input.notes.emplace_back(std::string("the metadata is written without ") + quantization_key);
+    return true;
+}
+
+/// Returns the checkpoint without the tensors that `input` skips, under all their names.
+Checkpoint without_skipped(const Checkpoint& checkpoint, const Input& input) {
+    std::unordered_set<std::string_view> skipped;
+    for (const SkippedObject& object : input.skipped) skipped.insert(object.name);
+    std::vector<std::string> names;
+    for (const LazyTensor& tensor : checkpoint)
+        if (!skipped.contains(tensor.name())) names.push_back(tensor.name());
+    for (const AliasGroup& group : checkpoint.aliases())
+        if (!skipped.contains(group.front())) names.insert(names.end(), group.begin() + 1, group.end());
+    return checkpoint.select(Selection::names(std::move(names)));
+}
+
+/// Returns the input of a save of a list of tensors. Products are put into `own`.
+Input input_of_list(std::span<const LazyTensor> tensors, const SaveOptions& options, std::vector<LazyTensor>& own) {
+    Input input{.tensors = tensors, .metadata = options.metadata};
+    if (options.apply_scales) put_products(input, options, write::stated_block(options.extras), own);
+    return input;
+}
+
+}  // namespace
+
 write::Metadata write::metadata_of(const Checkpoint& checkpoint, Metadata given) {
     for (const auto& [key, value] : checkpoint.metadata())
         if (!hashes_a_file(key)) given.try_emplace(key, value);
@@ -205,7 +257,7 @@ write::Metadata write::metadata_of(const Checkpoint& checkpoint, Metadata given)
 }
 
 write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
-                             std::vector<LazyTensor>& with_structure) {
+                             std::vector<LazyTensor>& own) {
     Input input{.tensors = {checkpoint.begin(), checkpoint.size()},
                 .metadata = std::move(metadata),
                 .ties = checkpoint.aliases(),
@@ -214,15 +266,25 @@ write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, co
         if (hashes_a_file(key) && !input.metadata.contains(key))
             input.notes.push_back("the metadata " + safemap::quoted(key) +
                                   " is left out: it is a hash of the file that was read");
-    if (auto document = add_structure(checkpoint, options, input)) {
-        with_structure.assign(checkpoint.begin(), checkpoint.end());
-        with_structure.push_back(std::move(*document));
-        input.tensors = with_structure;
+    if (options.apply_scales || asks_for_casts(options)) input.quantized = quantized_by_origin(checkpoint);
+    const bool products = options.apply_scales && put_products(input, options, stated_block(checkpoint.extras()), own);
+    const Checkpoint written = products ? without_skipped(checkpoint, input) : checkpoint;
+    if (auto document = add_structure(written, options, input)) {
+        if (!products) own.assign(checkpoint.begin(), checkpoint.end());
+        own.push_back(std::move(*document));
+        input.tensors = own;
     }
     return input;
 }
 
 namespace {
+
+/// Returns the options with the extras that the input has in their place, if any.
+SaveOptions with_extras(const SaveOptions& options, const Input& input) {
+    SaveOptions own = options;
+    if (input.extras) own.extras = *input.extras;
+    return own;
+}
 
 write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions& options) {
     return options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
@@ -239,14 +301,17 @@ SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkp
         input = input_of(checkpoint, std::move(metadata), options, with_structure);
         return std::string();
     });
-    return Saving(out, input, options, together, replaced).run();
+    const SaveOptions own = with_extras(options, input);
+    return Saving(out, input, own, together, replaced).run();
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
         write::Together together(options.team);
-        const Input input{.tensors = tensors, .metadata = options.metadata};
-        return Saving(out, input, options, together).run();
+        std::vector<LazyTensor> products;
+        const Input input = input_of_list(tensors, options, products);
+        const SaveOptions own = with_extras(options, input);
+        return Saving(out, input, own, together).run();
     });
 }
 
@@ -257,8 +322,10 @@ SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, 
 }
 
 SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options) {
-    return write::during_save(
-        sink, [&] { return save_to(sink, {.tensors = tensors, .metadata = options.metadata}, options); });
+    return write::during_save(sink, [&] {
+        std::vector<LazyTensor> products;
+        return save_to(sink, input_of_list(tensors, options, products), options);
+    });
 }
 
 SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options) {

@@ -39,8 +39,12 @@ void require_sense(const SaveOptions& options) {
         throw Error(Errc::invalid_argument, "invalid number of ranks " + std::to_string(options.ranks) +
                                                 "; expected at most " + std::to_string(most_ranks));
     require_stem(options.stem);
-    if (options.dtype && !is_castable(*options.dtype))
-        throw Error(Errc::unsupported_cast, "casts to " + std::string(name(*options.dtype)) + " are not supported");
+    const auto require_cast = [](Dtype dtype) {
+        if (!is_castable(dtype))
+            throw Error(Errc::unsupported_cast, "casts to " + std::string(name(dtype)) + " are not supported");
+    };
+    if (options.dtype) require_cast(*options.dtype);
+    for (const SaveOptions::DtypeOf& each : options.dtype_of) require_cast(each.dtype);
 }
 
 }  // namespace

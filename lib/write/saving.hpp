@@ -35,11 +35,11 @@ bool hashes_a_file(std::string_view key);
 /// tie, as huggingface_hub records tied tensors. Does not replace a pair that `given` already has.
 Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 
-/// Returns the input for saving a checkpoint with this metadata. If the structure document is written as a tensor, the
-/// checkpoint's tensors and the document are put into `with_structure`, and the result refers to it. Otherwise the
-/// result refers to the checkpoint.
+/// Returns the input for saving a checkpoint with this metadata. If the structure document is written as a tensor, or
+/// tensors as products with their scales, all tensors to write are put into `own`, and the result refers to it.
+/// Otherwise the result refers to the checkpoint.
 Input input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
-               std::vector<LazyTensor>& with_structure);
+               std::vector<LazyTensor>& own);
 
 /// Saves a checkpoint with this metadata and adds the structure document. If `replaced` is not empty, the file to be
 /// replaced must have that identity.

@@ -471,8 +471,9 @@ void ShardCopier::count_cast(const PlannedTensor& planned, unsigned worker) {
 
 /// Returns the statistics of a worker for the cast of a tensor; null if it is not cast.
 CastCounts* ShardCopier::counts_of(const PlannedTensor& planned, unsigned worker) {
-    const Dtype from = tensors_[planned.number].stored()->dtype();
-    if (from == planned.dtype) return nullptr;
+    const LazyTensor& tensor = tensors_[planned.number];
+    if (tensor.stored()->dtype() == planned.dtype) return nullptr;
+    const Dtype from = stored_dtype(tensor);
     for (std::size_t i = 0; i < layout_.casts.size(); ++i)
         if (layout_.casts[i].from == from && layout_.casts[i].to == planned.dtype) return &counts_[worker][i];
     return nullptr;

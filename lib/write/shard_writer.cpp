@@ -58,9 +58,10 @@ using write::Region;
 constexpr std::size_t writer_slots = 8;  // 4 MiB each, including a gatherer's memory
 
 const SaveOptions& require_sense(const SaveOptions& options) {
-    if (options.dtype || options.keep_dtype)
-        throw Error(Errc::invalid_argument,
-                    "a ShardWriter writes the declared dtypes; it does not take dtype or keep_dtype");
+    if (options.dtype || options.keep_dtype || !options.dtype_of.empty() || options.apply_scales)
+        throw Error(
+            Errc::invalid_argument,
+            "a ShardWriter writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales");
     if (options.resume)
         throw Error(Errc::invalid_argument,
                     "a ShardWriter does not take resume, because it has no sources to compare with an earlier save");

@@ -6,6 +6,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "lazy/same_tensor.hpp"
+#include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "write/shards.hpp"
 
@@ -96,6 +97,7 @@ void count_unsupported(std::vector<SaveReport::Unsupported>& dtypes, Dtype dtype
 /// Counts a tensor by the way in which `read` is read.
 void count_reading(SaveReport& report, const LazyTensor& tensor, const LazyTensor& read, Dtype written) {
     const StridedView& view = read.strided_view();
+    if (scaled_numbers(tensor) != nullptr) return count(report.reading.scaled, tensor);
     if (!is_contiguous(view.shape, view.strides) || tensor.piece_count() > 1) count(report.reading.gathered, tensor);
     else if (tensor.stored()->dtype() == written) count(report.reading.copied, tensor);
 }
@@ -203,6 +205,7 @@ void report_reading(const Input& input, const Layout& layout, SaveReport& report
     }
     const StorageUse use = storage_use(all, {});
     report.reading.views = use.views;
+    for (const LazyTensor& factor : input.factors) all.push_back(&factor);
     report.reading.unreferenced_bytes =
         input.storages.empty() ? use.unreferenced : storage_use(all, input.storages).unreferenced;
     // A tensor that is cut for ranks is read as its first part is.

@@ -4,6 +4,7 @@
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/strides.hpp>
 
+#include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "write/reshard.hpp"
 #include "write/shards.hpp"
@@ -136,6 +137,7 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
     const std::uint64_t buffer = Workers::buffer_size(workers, 1, largest_buffer);
     std::uint64_t used = 0;
     bool gathers = false;
+    std::uint64_t products = 0;
     for (const PlannedFile& file : layout.files) {
         for (const Cut& cut : cuts_of(tensors, file, buffer)) {
             const bool stream = cut.kind == Cut::Kind::stream;
@@ -149,12 +151,13 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
             const StridedView& view = tensor.strided_view();
+            if (scaled_numbers(tensor) != nullptr) products = scaled_read_memory;
             gathers = gathers || tensor.stored()->dtype() != planned.dtype || tensor.stored()->piece_count() > 1 ||
                       !is_contiguous(view.shape, view.strides) || tensor.nbytes() < Gatherer::long_part;
         }
     }
     constexpr std::uint64_t stack = 64_KiB;
-    return workers * (used + io::direct_alignment + (gathers ? Gatherer::most_memory : 0) + stack);
+    return workers * (used + io::direct_alignment + (gathers ? Gatherer::most_memory : 0) + products + stack);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -1,0 +1,49 @@
+// SaveOptions::apply_scales: replaces quantised numbers by their products with their scales, before anything is laid
+// out.
+#pragma once
+
+#include "write/layout.hpp"
+
+#include <safemap/save.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+/// The tensors of a save whose numbers are multiplied by their scales.
+struct Scaling {
+    std::vector<LazyTensor> tensors = {};     ///< the tensors to write, in the caller's order
+    std::vector<std::uint32_t> kept = {};     ///< for each of them: its index in the caller's list
+    std::vector<LazyTensor> factors = {};     ///< the numbers and scales that products are made of
+    std::vector<SkippedObject> skipped = {};  ///< scales and other tensors that lose their meaning
+    std::vector<std::string> notes = {};
+    bool any = false;  ///< false if no tensor has scales: then only `notes` has a meaning
+    bool all = false;  ///< true if no quantised tensor is left
+};
+
+/// Returns the products in a save of `tensors`, of which `quantized` are quantised. `block` is the block size that the
+/// model states, for the last dimensions; it may be empty. Reads nothing. Throws quantized_cast if a quantised tensor
+/// has no product, or if it is not clear which scale belongs to which number.
+Scaling apply_scales(std::span<const LazyTensor> tensors, const QuantizedInput& quantized, const SaveOptions& options,
+                     std::span<const std::uint64_t> block);
+
+/// Returns how many elements of each dimension of `numbers` have the same scale, for scales of the shape `scales`,
+/// which has as many dimensions. Returns nothing if the shapes do not fit, or if several sizes would fit. `mx` is true
+/// for scales that are powers of two.
+std::optional<Shape> block_of(const Shape& numbers, const Shape& scales, bool mx, std::span<const std::uint64_t> block);
+
+/// Returns `quantization_config.weight_block_size` of the config.json in `extras`, or an empty list.
+std::vector<std::uint64_t> stated_block(const Extras& extras);
+/// Removes what describes the quantisation from copied files: `quantization_config` of config.json, and
+/// hf_quant_config.json. Adds a note for each.
+Extras without_quantization(const Extras& extras, std::vector<std::string>& notes);
+
+/// Returns `text`, a valid JSON document, without the members called `key` of objects at any depth. All other bytes
+/// stay, except the comma and the space that belong to such a member.
+std::string without_members(std::string_view text, std::string_view key);
+
+}  // namespace safemap::SAFEMAP_ABI::write

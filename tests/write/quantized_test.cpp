@@ -1,0 +1,416 @@
+// Tests saves of quantised tensors: casts that are refused, and products with scales. The products themselves are
+// tested in tests/lazy/scaled_test.cpp, and against torch in tests/interop/scales.py.
+#include "write/quantized.hpp"
+
+#include "doctest_safemap.hpp"
+#include "temp_dir.hpp"
+#include "write/everywhere.hpp"
+#include "write/samples.hpp"
+#include "write/scaling.hpp"
+
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/checkpoint.hpp>
+#include <safemap/save.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace quantized_test {
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+const fs::path reports = fs::path(SAFEMAP_TEST_DATA) / "reports" / "fp8_scaled";
+
+using Names = std::set<std::string>;
+
+Names names_of(const Checkpoint& checkpoint) {
+    Names names;
+    for (const LazyTensor& each : checkpoint) names.insert(each.name());
+    return names;
+}
+
+Names skipped_of(const SaveReport& report) {
+    Names names;
+    for (const SkippedObject& object : report.skipped) names.insert(object.name);
+    return names;
+}
+
+LazyTensor of_floats(std::string name, Shape shape, const std::vector<float>& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    return {std::move(name),
+            stored_run(Dtype::f32, std::move(shape), memory_source("memory", {bytes.begin(), bytes.end()}), 0)};
+}
+
+/// Returns the options that the hint of a refusal names, as one would type them.
+Selection kept_by_hint(const Error& error) {
+    Selection keep;
+    const std::string hint = error.hint();
+    constexpr std::string_view option = "--keep-dtype '";
+    for (std::size_t at = hint.find(option); at != std::string::npos; at = hint.find(option, at)) {
+        at += option.size();
+        keep.include(hint.substr(at, hint.find('\'', at) - at));
+    }
+    return keep;
+}
+
+/// A model of `layers` layers of each convention, with tensors that are not quantised between them.
+std::vector<LazyTensor> model_of_all(unsigned layers) {
+    std::vector<LazyTensor> all;
+    const auto add = [&](const std::string& name, Dtype dtype, Shape shape) {
+        all.push_back(tensor(name, dtype, std::move(shape), all.size() + 1));
+    };
+    for (unsigned i = 0; i < layers; ++i) {
+        const std::string layer = "model.layers." + std::to_string(i) + ".";
+        for (const char* const name : {"q_proj", "k_proj", "up_proj"}) {
+            add(layer + name + ".weight", Dtype::f8_e4m3, {4, 4});
+            add(layer + name + ".weight_scale", Dtype::f32, {4, 1});
+            add(layer + name + ".input_scale", Dtype::bf16, {1});
+        }
+        add(layer + "gptq.qweight", Dtype::i32, {4, 4});
+        add(layer + "gptq.qzeros", Dtype::i32, {1, 4});
+        add(layer + "gptq.scales", Dtype::f16, {1, 4});
+        add(layer + "bnb.weight", Dtype::u8, {8, 1});
+        add(layer + "bnb.weight.absmax", Dtype::f32, {1});
+        add(layer + "bnb.weight.quant_map", Dtype::f32, {16});
+        add(layer + "norm.weight", Dtype::f32, {4});
+        add(layer + "scales", Dtype::f32, {4});
+    }
+    add("lm_head.weight", Dtype::bf16, {4, 4});
+    return all;
+}
+
+/// Rounds to BF16, to nearest, ties to even, in the double that holds every midpoint.
+float rounded(float value) {
+    int exponent = 0;
+    const double mantissa = std::frexp(static_cast<double>(value), &exponent);  // in [0.5, 1)
+    return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(mantissa, 8)), exponent - 8));
+}
+
+Dtype dtype_in(const fs::path& file, const std::string& name) { return read_file(file).at(name).dtype; }
+
+}  // namespace
+
+TEST_CASE("reports: a cast of F8 numbers or of their scales is refused, and copies are the same bytes") {
+    for (const char* const name : {"scaled.safetensors", "wscale.safetensors", "dsv3.safetensors"}) {
+        CAPTURE(name);
+        const TempDir dir;
+        const Checkpoint model = Checkpoint::open(reports / name);
+        for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::f8_e4m3, Dtype::f8_e5m2}) {
+            CHECK_FAULT(save(dir / "out.safetensors", model, {.dtype = dtype}), Errc::quantized_cast);
+            CHECK(no_sink_takes(model, {.dtype = dtype}, Errc::quantized_cast));
+        }
+        CHECK(!fs::exists(dir / "out.safetensors"));
+        save(dir / "copy.safetensors", model);
+        for (const auto& [tensor_name, stored] : read_file(reports / name)) {
+            const Stored copy = read_file(dir / "copy.safetensors").at(tensor_name);
+            CHECK(copy.dtype == stored.dtype);
+            CHECK(copy.bytes == stored.bytes);
+        }
+        const auto error = error_of([&] { save(dir / "out", model, {.dtype = Dtype::bf16}); });
+        REQUIRE(error);
+        CHECK(error->hint().find("--apply-scales") != std::string::npos);
+        save(dir / "kept", model, {.dtype = Dtype::f16, .keep_dtype = kept_by_hint(*error)});
+        CHECK(dtype_in(dir / "kept/model.safetensors", "l.weight") == Dtype::f8_e4m3);
+    }
+}
+
+TEST_CASE("reports: products have the value of number times scale, in BF16 or the dtype that is asked for") {
+    const std::pair<const char*, const char*> files[] = {{"scaled.safetensors", "l.scale_weight"},
+                                                         {"wscale.safetensors", "l.weight_scale"},
+                                                         {"dsv3.safetensors", "l.weight_scale_inv"}};
+    for (const auto& [name, scale_name] : files)
+        for (const std::optional<Dtype> dtype : {std::optional<Dtype>(), std::optional(Dtype::f32)}) {
+            CAPTURE(name);
+            const TempDir dir;
+            const Checkpoint model = Checkpoint::open(reports / name);
+            const SaveReport report =
+                save_everywhere(dir / "out.safetensors", model, {.dtype = dtype, .apply_scales = true});
+            Names left = names_of(model);
+            for (const char* const gone : {scale_name, "l.input_scale", "scaled_fp8"}) left.erase(gone);
+            const Checkpoint out = Checkpoint::open(dir / "out.safetensors");
+            CHECK(names_of(out) == left);
+            CHECK(skipped_of(report).size() == model.size() - left.size());
+            CHECK(report.reading.scaled.tensors == 1);
+            CHECK(report.reading.scaled.bytes == 16);
+            CHECK(out["l.weight"].dtype() == dtype.value_or(Dtype::bf16));
+            const TensorView scale = model[scale_name].load();
+            const TensorView numbers = model["l.weight"].cast(Dtype::f32).load();
+            const TensorView values = out["l.weight"].cast(Dtype::f32).load();
+            for (std::size_t i = 0; i < 16; ++i) {
+                const float product = numbers.as<float>()[i] * scale.as<float>()[0];
+                const float wanted = dtype ? product : rounded(product);
+                CHECK(values.as<float>()[i] == wanted);
+            }
+        }
+}
+
+TEST_CASE("the globs of a refusal let the rest be cast, and nothing else") {
+    const TempDir dir;
+    for (const unsigned layers : {1U, 12U}) {
+        const std::vector<LazyTensor> model = model_of_all(layers);
+        const auto error = error_of([&] { save(dir / "out", model, {.dtype = Dtype::f16}); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::quantized_cast);
+        const fs::path out = dir / ("out" + std::to_string(layers) + ".safetensors");
+        save(out, model, {.dtype = Dtype::f16, .keep_dtype = kept_by_hint(*error)});
+        for (const LazyTensor& each : model) {
+            CAPTURE(each.name());
+            const bool cast = each.name().ends_with("norm.weight") || each.name() == "lm_head.weight" ||
+                              (each.name().ends_with(".scales") && each.name().find("gptq") == std::string::npos);
+            CHECK(dtype_in(out, each.name()) == (cast ? Dtype::f16 : each.dtype()));
+        }
+    }
+}
+
+TEST_CASE("each packing is refused where a cast would reach its scales, and copied otherwise") {
+    const TempDir dir;
+    const std::vector<std::vector<LazyTensor>> packings = {
+        {tensor("l.qweight", Dtype::i32, {4, 4}), tensor("l.scales", Dtype::f16, {1, 4})},
+        {tensor("l.weight", Dtype::u8, {8, 1}), tensor("l.weight.absmax", Dtype::f32, {1}),
+         tensor("l.weight.quant_map", Dtype::f32, {16})},
+        {tensor("l.weight", Dtype::bf16, {8, 1}), tensor("l.weight.absmax", Dtype::u8, {1}),
+         tensor("l.weight.quant_map", Dtype::f32, {16})},
+        {tensor("l.weight", Dtype::i8, {4, 4}), tensor("l.SCB", Dtype::f32, {4})},
+        {tensor("l.weight", Dtype::u8, {4, 2}), tensor("l.weight_scale", Dtype::f8_e4m3, {4, 1}),
+         tensor("l.weight_scale_2", Dtype::f32, {})},
+    };
+    for (const auto& packing : packings) {
+        CHECK_FAULT(save(dir / "out", packing, {.dtype = Dtype::f64}), Errc::quantized_cast);
+        CHECK_FAULT(save(dir / "out", packing, {.apply_scales = true}), Errc::quantized_cast);
+        const auto error = error_of([&] { save(dir / "out", packing, {.dtype = Dtype::f64}); });
+        CHECK(error->hint().find("--apply-scales") == std::string::npos);
+        const SaveOptions keep{.keep_dtype = kept_by_hint(*error), .apply_scales = true, .overwrite = true};
+        CHECK_OK(save(dir / "kept", packing, {.dtype = Dtype::f64, .keep_dtype = keep.keep_dtype, .overwrite = true}));
+        CHECK_OK(save(dir / "copy", packing, {.overwrite = true}));
+    }
+    // Integers alone are not cast, so nothing is lost: packed MX keeps both.
+    const std::vector<LazyTensor> mx = {tensor("e.w_blocks", Dtype::u8, {4, 4}), tensor("e.w_scales", Dtype::u8, {4}),
+                                        tensor("norm", Dtype::f32, {4})};
+    CHECK_OK(save(dir / "mx", mx, {.dtype = Dtype::bf16}));
+}
+
+TEST_CASE("float models with names that look like scales are cast") {
+    const TempDir dir;
+    const std::vector<LazyTensor> model = {
+        tensor("l.weight", Dtype::f32, {4, 4}), tensor("l.weight_scale", Dtype::f32, {4}),
+        tensor("l.scales", Dtype::f32, {4}), tensor("b.weight", Dtype::f8_e4m3, {4})};
+    CHECK_OK(save(dir / "out", model, {.dtype = Dtype::bf16}));
+}
+
+TEST_CASE("a cast to F8 has a note that there are no scales") {
+    const TempDir dir;
+    const std::vector<LazyTensor> model = {tensor("l.weight", Dtype::f32, {4, 4})};
+    const auto has_note = [](const SaveReport& report) {
+        return std::ranges::any_of(report.notes,
+                                   [](const auto& note) { return note.find("no scales") != std::string::npos; });
+    };
+    CHECK(has_note(save(dir / "a", model, {.dtype = Dtype::f8_e4m3})));
+    CHECK(!has_note(save(dir / "b", model, {.dtype = Dtype::bf16})));
+}
+
+TEST_CASE("a selection and new names do not hide what is quantised") {
+    const TempDir dir;
+    const Checkpoint model = Checkpoint::open(reports / "wscale.safetensors");
+    const Checkpoint weights = model.select(Selection::glob("*.weight"));
+    CHECK_FAULT(save(dir / "a", weights, {.dtype = Dtype::bf16}), Errc::quantized_cast);
+    const Checkpoint scales = model.select(Selection::glob("*.weight_scale"));
+    CHECK_FAULT(save(dir / "a", scales, {.dtype = Dtype::bf16}), Errc::quantized_cast);
+    const Checkpoint others = model.select(Selection::glob("norm*"));
+    CHECK_OK(save(dir / "norm", others, {.dtype = Dtype::f16}));
+    const Checkpoint renamed = model.renamed([](std::string_view name) {
+        return name == "l.weight" ? std::string("proj") : name == "l.weight_scale" ? "factor" : std::string(name);
+    });
+    CHECK_FAULT(save(dir / "a", renamed, {.dtype = Dtype::bf16}), Errc::quantized_cast);
+
+    save(dir / "whole", model, {.apply_scales = true});
+    const auto wanted = read_file(dir / "whole/model.safetensors").at("l.weight").bytes;
+    save(dir / "part", weights, {.apply_scales = true});
+    CHECK(read_file(dir / "part/model.safetensors").at("l.weight").bytes == wanted);
+    const SaveReport report = save(dir / "renamed", renamed, {.apply_scales = true});
+    CHECK(read_file(dir / "renamed/model.safetensors").at("proj").bytes == wanted);
+    CHECK(skipped_of(report) == Names{"factor", "l.input_scale"});
+}
+
+TEST_CASE("dtype_of wins over dtype, the last match counts, and keep_dtype wins over both") {
+    const TempDir dir;
+    std::vector<LazyTensor> model;
+    for (const char* const name : {"a.weight", "a.norm", "b.norm", "c.norm"})
+        model.push_back(tensor(name, Dtype::f32, {4, 4}));
+    model.push_back(tensor("ids", Dtype::i64, {4}));
+    const fs::path out = dir / "out.safetensors";
+    save(out, model,
+         {.dtype = Dtype::bf16,
+          .dtype_of = {{Selection::glob("*norm"), Dtype::f64}, {Selection::glob("b.*"), Dtype::f16}},
+          .keep_dtype = Selection::glob("c.*")});
+    CHECK(dtype_in(out, "a.weight") == Dtype::bf16);
+    CHECK(dtype_in(out, "a.norm") == Dtype::f64);
+    CHECK(dtype_in(out, "b.norm") == Dtype::f16);
+    CHECK(dtype_in(out, "c.norm") == Dtype::f32);
+    CHECK(dtype_in(out, "ids") == Dtype::i64);
+    save(out, model, {.dtype_of = {{Selection::glob("a.*"), Dtype::f16}}, .overwrite = true});
+    CHECK(dtype_in(out, "a.weight") == Dtype::f16);
+    CHECK(dtype_in(out, "b.norm") == Dtype::f32);
+    CHECK_FAULT(save(out, model, {.dtype_of = {{Selection(), Dtype::i64}}, .overwrite = true}), Errc::unsupported_cast);
+    const Checkpoint fp8 = Checkpoint::open(reports / "dsv3.safetensors");
+    const SaveOptions scales_alone{.dtype_of = {{Selection::glob("*scale*"), Dtype::bf16}}, .overwrite = true};
+    CHECK_FAULT(save(out, fp8, scales_alone), Errc::quantized_cast);
+    save(out, fp8, {.dtype_of = {{Selection::glob("l.*"), Dtype::f16}}, .apply_scales = true, .overwrite = true});
+    CHECK(dtype_in(out, "l.weight") == Dtype::f16);
+}
+
+TEST_CASE("tensors that keep their dtype stay quantised beside products") {
+    const TempDir dir;
+    std::vector<LazyTensor> model;
+    for (const char* const name : {"a", "b"}) {
+        model.push_back(tensor(std::string(name) + ".weight", Dtype::f8_e4m3, {4, 4}));
+        model.push_back(of_floats(std::string(name) + ".scale_weight", {}, {2.0F}));
+    }
+    model.push_back(tensor("scaled_fp8", Dtype::f8_e4m3, {2}));
+    const SaveReport report =
+        save(dir / "out.safetensors", model, {.keep_dtype = Selection::glob("b.weight"), .apply_scales = true});
+    const auto written = read_file(dir / "out.safetensors");
+    CHECK(written.at("a.weight").dtype == Dtype::bf16);
+    CHECK(written.at("b.weight").dtype == Dtype::f8_e4m3);
+    CHECK(written.contains("b.scale_weight"));
+    CHECK(written.contains("scaled_fp8"));
+    CHECK(skipped_of(report) == Names{"a.scale_weight"});
+}
+
+TEST_CASE("scales that several tensors share, two scales, and zero points") {
+    const TempDir dir;
+    const auto numbers = [](const char* name) { return tensor(name, Dtype::f8_e4m3, {4, 4}); };
+    const std::vector<LazyTensor> two = {numbers("l.weight"), of_floats("l.weight_scale", {}, {2}),
+                                         of_floats("l.scale_weight", {}, {2})};
+    CHECK_FAULT(save(dir / "a", two, {.apply_scales = true}), Errc::quantized_cast);
+    const std::vector<LazyTensor> zero = {numbers("l.weight"), of_floats("l.weight_scale", {}, {2}),
+                                          of_floats("l.weight_zero_point", {}, {1})};
+    CHECK_FAULT(save(dir / "a", zero, {.apply_scales = true}), Errc::quantized_cast);
+    const std::vector<LazyTensor> whole = {numbers("l.weight"), tensor("l.weight_scale", Dtype::i32, {1})};
+    CHECK_FAULT(save(dir / "a", whole, {.apply_scales = true}), Errc::quantized_cast);
+    const std::vector<LazyTensor> unfit = {numbers("l.weight"), of_floats("l.weight_scale", {3}, {1, 2, 3})};
+    CHECK_FAULT(save(dir / "a", unfit, {.apply_scales = true}), Errc::quantized_cast);
+    const std::vector<LazyTensor> none = {tensor("l.weight", Dtype::bf16, {4})};
+    const SaveReport report = save(dir / "none", none, {.apply_scales = true});
+    CHECK(report.notes.size() == 1);
+    CHECK(dtype_in(dir / "none/model.safetensors", "l.weight") == Dtype::bf16);
+}
+
+TEST_CASE("block sizes: stated, 128, 32 for powers of two, and refused where several fit") {
+    using write::block_of;
+    const auto is = [](const std::optional<Shape>& block, const Shape& wanted) { return block && *block == wanted; };
+    CHECK(is(block_of({256, 300}, {2, 3}, false, {}), {128, 128}));
+    CHECK(is(block_of({200, 300}, {2, 3}, false, {}), {128, 128}));
+    CHECK(is(block_of({4, 4}, {1, 1}, false, {}), {4, 4}));
+    CHECK(is(block_of({64, 1}, {64, 1}, false, {}), {1, 1}));
+    CHECK(is(block_of({64, 300}, {64, 1}, false, {}), {1, 300}));
+    CHECK(is(block_of({64, 100}, {64, 4}, true, {}), {1, 32}));
+    CHECK(is(block_of({256, 256}, {2, 2}, true, {}), {128, 128}));
+    CHECK(is(block_of({3, 256, 200}, {3, 2, 2}, false, {}), {1, 128, 128}));
+    CHECK(is(block_of({64, 512}, {64, 8}, false, {}), {1, 64}));
+    const std::uint64_t stated[] = {60, 50};
+    CHECK(is(block_of({100, 70}, {2, 2}, false, stated), {60, 50}));
+    CHECK(is(block_of({3, 100, 70}, {3, 2, 2}, false, stated), {1, 60, 50}));
+    CHECK(!block_of({256, 256}, {2, 2}, false, stated));
+    CHECK(!block_of({100, 70}, {2, 2}, false, {}));
+    CHECK(!block_of({6, 6}, {2, 2}, false, {}));
+    CHECK(!block_of({64, 100}, {64, 4}, false, {}));
+    CHECK(!block_of({64, 100}, {64, 0}, false, {}));
+    CHECK(!block_of({64, 100}, {64}, false, {}));
+    CHECK(is(block_of({0, 5}, {0, 1}, false, {}), {1, 5}));
+    CHECK(is(block_of({}, {}, false, {}), {}));
+}
+
+TEST_CASE("members are removed from JSON, and every other byte stays") {
+    using write::without_members;
+    const auto is = [](std::string_view text, std::string_view wanted) { CHECK(without_members(text, "q") == wanted); };
+    is(R"({"q": 1})", "{}");
+    is(R"({"a": 1, "q": {"x": [1, "}"]}, "b": 2})", R"({"a": 1, "b": 2})");
+    is(R"({"q": [1], "b": 2})", R"({"b": 2})");
+    is("{\n  \"a\": 1,\n  \"q\": \"x\\\"}\"\n}\n", "{\n  \"a\": 1\n}\n");
+    is(R"({"a": "q", "b": ["q"], "c": {"q": 1, "d": {"q": null}}})", R"({"a": "q", "b": ["q"], "c": {"d": {}}})");
+    is(R"({"a": 1, "q": 1, "q": 2})", R"({"a": 1})");
+    is(R"({"a": 1 , "q" : -1.5e3 , "b":true})", R"({"a": 1 , "b":true})");
+    is(R"({"qq": 1, "\"q": 2})", R"({"qq": 1, "\"q": 2})");
+    is("[]", "[]");
+}
+
+TEST_CASE("a folder loses what describes the quantisation, unless a tensor stays quantised") {
+    const TempDir dir;
+    fs::create_directory(dir / "in");
+    fs::copy_file(reports / "wscale.safetensors", dir / "in/model.safetensors");
+    const std::string config = "{\n  \"a\": 1,\n  \"quantization_config\": {\"quant_method\": \"fp8\"}\n}\n";
+    dir.write("in/config.json", config);
+    dir.write("in/hf_quant_config.json", "{}");
+    const Checkpoint model = Checkpoint::open(dir / "in");
+    const SaveReport report = save(dir / "out", model, {.apply_scales = true, .extras = model.extras()});
+    CHECK(TempDir::read(dir / "out/config.json") == "{\n  \"a\": 1\n}\n");
+    CHECK(!fs::exists(dir / "out/hf_quant_config.json"));
+    CHECK(report.notes.size() == 2);
+    save(dir / "kept", model,
+         {.keep_dtype = Selection::glob("l.weight"), .apply_scales = true, .extras = model.extras()});
+    CHECK(TempDir::read(dir / "kept/config.json") == config);
+    save(dir / "copy", model, {.extras = model.extras()});
+    CHECK(TempDir::read(dir / "copy/config.json") == config);
+    dir.write("in/config.json", "{not JSON");
+    const Checkpoint broken = Checkpoint::open(dir / "in");
+    save(dir / "broken", broken, {.apply_scales = true, .extras = broken.extras()});
+    CHECK(TempDir::read(dir / "broken/config.json") == "{not JSON");
+}
+
+TEST_CASE("products are the same in shards, in files of ranks, with checksums, and with every number of threads") {
+    const TempDir dir;
+    std::vector<LazyTensor> model;
+    for (const char* const name : {"a", "b", "c"}) {
+        model.push_back(tensor(std::string(name) + ".weight", Dtype::f8_e5m2, {300, 200}, model.size() + 1));
+        model.push_back(tensor(std::string(name) + ".weight_scale_inv", Dtype::f32, {3, 2}, model.size() + 1));
+    }
+    save(dir / "in.safetensors", model);
+    const Checkpoint in = Checkpoint::open(dir / "in.safetensors");
+    save(dir / "out.safetensors", in, {.apply_scales = true});
+    const auto wanted = read_file(dir / "out.safetensors");
+    const auto is_same = [&](const Checkpoint& out) {
+        CHECK(out.size() == 3);
+        for (const LazyTensor& each : out) {
+            std::vector<std::byte> bytes(static_cast<std::size_t>(each.nbytes()));
+            each.read(0, bytes);
+            CHECK(bytes == wanted.at(each.name()).bytes);
+        }
+    };
+    for (const unsigned threads : {1U, 4U}) {
+        const Work work{.threads = threads};
+        save(dir / "shards", in,
+             {.apply_scales = true, .max_shard_size = 150'000, .checksums = true, .overwrite = true, .work = work});
+        is_same(Checkpoint::open(dir / "shards"));
+        save(dir / "ranks", in,
+             {.apply_scales = true, .ranks = 3, .overwrite = true, .drop_cache = true, .work = work});
+        is_same(Checkpoint::open(dir / "ranks"));
+    }
+    save(dir / "shards", in, {.apply_scales = true, .max_shard_size = 150'000, .overwrite = true, .resume = true});
+    is_same(Checkpoint::open(dir / "shards"));
+}
+
+TEST_CASE("a product counts its casts from the dtype of the numbers") {
+    const TempDir dir;
+    const auto numbers =
+        std::vector<std::byte>{std::byte{0x7E}, std::byte{0x38}, std::byte{0x7F}, std::byte{0}};  // 448, 1
+    const std::vector<LazyTensor> model = {
+        {"l.weight", stored_run(Dtype::f8_e4m3, {4}, memory_source("memory", numbers), 0)},
+        of_floats("l.weight_scale", {1}, {1000}),
+        tensor("norm", Dtype::f32, {2})};
+    const SaveReport report = save(dir / "out", model, {.dtype = Dtype::f16, .apply_scales = true});
+    const auto cast = std::ranges::find(report.casts, Dtype::f8_e4m3, &SaveReport::Cast::from);
+    REQUIRE(cast != report.casts.end());
+    CHECK(cast->to == Dtype::f16);
+    CHECK(cast->tensors == 1);
+    CHECK(cast->values == 4);
+    CHECK(cast->overflowed == 1);
+    CHECK(cast->non_finite == 1);
+}
+
+}  // namespace quantized_test
