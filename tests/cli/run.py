@@ -624,8 +624,8 @@ class Inspect(Case):
 
 class Convert(Case):
     KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
-            'skipped', 'notes', 'unaligned_tensors', 'resumed', 'copied', 'copied_tensors', 'gathered', 'views',
-            'unreferenced_bytes', 'unsupported']
+            'skipped', 'notes', 'unaligned_tensors', 'resumed', 'copied', 'copied_tensors', 'scaled', 'gathered',
+            'views', 'unreferenced_bytes', 'unsupported']
     LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
               ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
@@ -660,6 +660,37 @@ class Convert(Case):
                   '--keep-dtype', '*.0.*')
         dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out')['tensors']}
         self.assertEqual((dtypes['norm'], dtypes['layers.0.w'], dtypes['layers.1.w']), ('F32', 'F32', 'BF16'))
+
+    def test_dtype_of_casts_some_tensors(self):
+        self.done('convert', 'small.safetensors', 'out', '--dtype', 'bf16', '--dtype-of', 'layers.*=f16',
+                  '--dtype-of', '*.1.*=F64', '--rename', 's/norm/n=m/')
+        dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out')['tensors']}
+        self.assertEqual(dtypes, {'layers.0.w': 'F16', 'layers.1.w': 'F64', 'ids': 'I64', 'n=m': 'BF16', 'none': 'U8'})
+        self.done('convert', 'out', 'again', '--dtype-of', 'n=m=f32')
+        dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'again')['tensors']}
+        self.assertEqual((dtypes['n=m'], dtypes['layers.0.w']), ('F32', 'F16'))
+        for rule in ('norm', '=f32', 'norm=', 'norm=fp8', 'norm=x'):
+            self.refused('invalid_argument', 2, 'convert', 'small.safetensors', 'no', '--dtype-of', rule)
+        for rule in ('nothing=f32', 'ids=f32', 'norm=i64'):
+            self.refused('tensor_not_found', 2, 'convert', 'small.safetensors', 'no', '--dtype-of', rule)
+
+    def test_quantised_tensors(self):
+        numbers = ('l.weight', 'F8_E4M3', [1, 2], b'\x38\xb8')  # 1, -1
+        scale = ('l.weight_scale', 'F32', [1], floats(3))
+        (self.folder / 'fp8.safetensors').write_bytes(safetensors([scale, numbers, ('norm', 'F32', [1], floats(5))]))
+        error = self.refused('quantized_cast', 2, 'convert', 'fp8.safetensors', 'out', '--dtype', 'bf16')
+        self.assertEqual(error['hint'], 'multiply the numbers by their scales with --apply-scales, or copy them as '
+                         "they are: --keep-dtype '*.weight' --keep-dtype '*.weight_scale'")
+        self.refused('quantized_cast', 2, 'convert', 'fp8.safetensors', 'out', '--dtype', 'f32', '--include',
+                     '*.weight')
+        self.done('convert', 'fp8.safetensors', 'kept', '--dtype', 'bf16', '--keep-dtype', '*.weight', '--keep-dtype',
+                  '*.weight_scale')
+        told = self.done('convert', 'fp8.safetensors', 'out', '--apply-scales')
+        self.assertEqual(told['scaled'], {'tensors': 1, 'bytes': 2})
+        self.assertEqual([object['name'] for object in told['skipped']], ['l.weight_scale'])
+        self.assertEqual(told['cast'], {'F8_E4M3->BF16': {'tensors': 1, 'values': 2, 'overflowed': 0, 'non_finite': 0}})
+        written = (self.folder / 'out/model.safetensors').read_bytes()
+        self.assertTrue(written.endswith(floats(5) + b'\x40\x40\x40\xc0'), written)  # 3, -3
 
     def test_text(self):
         result = self.safemap('convert', 'small.safetensors', 'out', '--dtype', 'bf16')
