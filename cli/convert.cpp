@@ -427,8 +427,8 @@ private:
         if (!optimizer) {
             const bool deepspeed = in.layout() && is_deepspeed(*in.layout());
             std::string why = deepspeed ? "--optimizer: the files have no state of an optimizer"
-                                        : "--optimizer is for folders of DeepSpeed, and for models with a folder "
-                                          "optimizer/; this is neither";
+                                        : "--optimizer is for folders of DeepSpeed, and for models with the state of "
+                                          "their optimizer beside them; this is neither";
             for (const SkippedObject& object : in.skipped())
                 if (deepspeed && object.name == optimizer_folder) why = "--optimizer: " + object.why;
             Error error(Errc::invalid_argument, std::move(why));

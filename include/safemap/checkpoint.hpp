@@ -209,11 +209,16 @@ public:
     /// Returns what the folder says of the training run; nothing if it is not a folder of a training framework.
     const std::optional<TrainingLayout>& layout() const& noexcept;
     const std::optional<TrainingLayout>& layout() const&& = delete;
-    /// Returns the state of the optimizer of a DeepSpeed checkpoint, or nothing if its files do not have it. Tensors of
-    /// a parameter are called `optimizer/state/PARAMETER/exp_avg`, and so on; all other state, such as step counts,
-    /// hyper-parameters and the loss scaler, is in the tree. Tensors that are partitioned like a parameter have its
-    /// shape. select() and renamed() do not change it. Reads no tensor; the cost grows with the number of tensors and
-    /// ranks. Throws as open() does.
+    /// Returns the state of the optimizer of a DeepSpeed checkpoint, or of files or a folder beside the model, or
+    /// nothing if there is none.
+    ///
+    /// - DeepSpeed: tensors of a parameter are called `optimizer/state/PARAMETER/exp_avg`, and so on; all other state,
+    ///   such as step counts, hyper-parameters and the loss scaler, is in the tree. Tensors that are partitioned like a
+    ///   parameter have its shape.
+    /// - files or a folder beside the model: a checkpoint as if that were opened alone
+    ///
+    /// select() and renamed() do not change it. Reads no tensor; the cost grows with the number of tensors and ranks.
+    /// Throws as open() does.
     std::optional<Checkpoint> optimizer() const;
 
     /// Returns a fingerprint of the one file that the checkpoint was opened from, which later shows if that file has

@@ -82,7 +82,8 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     if (is_run(contents)) {
         contents.sources.clear();  // read_rank_files() reads them
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
-        if (contents.optimizer) reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
+        if (contents.optimizer && contents.optimizer_path.empty())
+            reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
     if (contents.items) contents.sources.clear();  // read_items() reads them
     std::vector<FileDigests> own;
@@ -113,9 +114,8 @@ open::RunFiles files_of_run(const Contents& contents, const std::filesystem::pat
     return open::files_of_run(path);
 }
 
-}  // namespace
-
-VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
+/// Verifies a checkpoint, but no state of its optimizer that is a checkpoint beside it: sets the path of that.
+VerifyReport verify_one(const std::filesystem::path& path, const VerifyOptions& options, std::string& optimizer) {
     VerifyReport report;
     Later later;
     Contents contents = look_at(path, options, later, report);
@@ -136,6 +136,26 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     later.compare(options.work.threads, watch, report);
     append(report.notes, check::compare_replicas(contents, watch));
     watch.tell();
+    optimizer = std::move(contents.optimizer_path);
+    return report;
+}
+
+void add_report(VerifyReport from, VerifyReport& to) {
+    to.tensors += from.tensors;
+    to.bytes += from.bytes;
+    to.checked_bytes += from.checked_bytes;
+    to.asks_for_code = to.asks_for_code || from.asks_for_code;
+    append(to.faults, std::move(from.faults));
+    append(to.notes, std::move(from.notes));
+}
+
+}  // namespace
+
+VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
+    std::string optimizer;
+    VerifyReport report = verify_one(path, options, optimizer);
+    std::string further;  // a link may lead back
+    if (!optimizer.empty()) add_report(verify_one(optimizer, options, further), report);
     return report;
 }
 

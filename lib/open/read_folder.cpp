@@ -7,6 +7,7 @@
 #include "safetensors/shard_files.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -17,6 +18,8 @@ namespace {
 bool has(const FileNames& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
 }
+
+std::string last_name(const std::string& path) { return std::filesystem::path(path).filename().native(); }
 
 std::shared_ptr<const Source> opened(const Folder& folder, const std::string& name) {
     auto source = folder.open(name);
@@ -76,6 +79,11 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
             const bool complete = shape.kind == ShapeKind::rank_files;
             FileNames files = complete ? shape.files : files_of_set(state::names_in(*folder), shape.what);
             contents = read_rank_files(folder, std::move(files), options);
+        });
+        if (shape.optimizer.empty()) return;
+        const auto set = state::rank_file(shape.optimizer.front());
+        add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
+            return about_file(folder->name(), [&] { return read_rank_files(folder, shape.optimizer, options); });
         });
     });
     return contents;
@@ -183,11 +191,22 @@ bool is_here(Located& found, bool may_descend) {
     if (!found.shape.others.empty()) note += "; not read: " + listed(found.shape.others);
     if (!found.shape.unfinished.empty()) note += "; unfinished: " + listed(found.shape.unfinished);
     found.notes.push_back(std::move(note));
+    if (!found.shape.optimizer.empty()) found.optimizer = found.folder->folder(found.shape.optimizer.front());
     found.folder = std::move(below);
     return false;
 }
 
 }  // namespace
+
+void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer) {
+    if (contents.optimizer) return;
+    contents.skipped.push_back(
+        {.name = state::optimizer_folder,
+         .type = "the state of the optimizer",
+         .why = "it is in " + where + "; Checkpoint::optimizer() gives it, --optimizer converts it"});
+    contents.notes.push_back("the state of the optimizer is in " + where);
+    contents.optimizer = std::move(optimizer);
+}
 
 Located locate(std::shared_ptr<const Folder> folder) {
     constexpr int most_levels = 4;  // a link may lead back
@@ -203,6 +222,12 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
         Contents contents = read_shape(found.folder, found.shape, found.names, options, faults);
         contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
         contents.folder = found.folder;
+        if (!found.optimizer) return contents;
+        contents.optimizer_path = found.optimizer->name();
+        add_optimizer(contents, last_name(found.optimizer->name()) + '/', [folder = found.optimizer, options] {
+            ThrowFirst first;
+            return read_located(locate(folder), options, first);
+        });
         return contents;
     });
 }

@@ -9,6 +9,7 @@
 #include <safemap/advanced/file.hpp>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,6 +63,8 @@ Contents read_universal(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options);
 /// Reads the files of one set, one for each rank: names in the folder.
 Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options);
+/// Lets a model give the state of its optimizer, which is beside it under the name `where`.
+void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer);
 /// Returns the files in the folder of a set: "model_world_size_4_rank_*.pt".
 FileNames files_of_set(const FolderNames& names, std::string_view set);
 /// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
@@ -85,6 +88,7 @@ struct Located {
     FolderNames names = {};
     FolderShape shape = {};
     FileNames notes = {};
+    std::shared_ptr<const Folder> optimizer = {};  ///< the folder with the state of the model's optimizer, if any
 };
 
 /// Finds the checkpoint of a folder by the names of files. Throws not_a_checkpoint if a folder to descend into cannot

@@ -89,6 +89,8 @@ struct Contents {
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
+    /// Set if that state is a checkpoint in a folder of its own: its path. verify() reads it, too.
+    std::string optimizer_path = {};
 };
 
 /// Returns the size of all values in bytes. Throws shape_overflow, with the path of the first file, if it does not fit

@@ -16,6 +16,7 @@
 
 #include "base/folder.hpp"
 #include "state/model_names.hpp"
+#include "state/optimizer_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -297,9 +298,15 @@ bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size
     return ranks.begin()->first == 0 || lacks_rank_0(set);
 }
 
-FolderShape shape_of_set(FileNames files, const Ranks& ranks, const RankFile& one) {
+FileNames files_of(const Ranks& ranks) {
+    FileNames files;
+    for (const auto& file : ranks) files.push_back(file.second);
+    return files;
+}
+
+FolderShape shape_of_set(const Ranks& ranks, const RankFile& one) {
     if (!one.world_size || ranks.size() >= *one.world_size)
-        return {.kind = ShapeKind::rank_files, .files = std::move(files)};
+        return {.kind = ShapeKind::rank_files, .files = files_of(ranks)};
     constexpr std::size_t most = 8;
     FolderShape shape{.kind = ShapeKind::ranks_lack, .what = one.set};
     for (std::uint64_t rank = 0; rank < *one.world_size && shape.files.size() < most; ++rank)
@@ -329,10 +336,12 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     if (sets.empty()) return std::nullopt;
     FileNames globs;
     for (const auto& set : sets) globs.push_back(set.first);
-    if (sets.size() > 1) return several(std::move(globs), "sets of rank files");
-    FileNames files;
-    for (const auto& file : sets.begin()->second) files.push_back(file.second);
-    return shape_of_set(std::move(files), sets.begin()->second, first.at(sets.begin()->first));
+    if (sets.size() == 1) return shape_of_set(sets.begin()->second, first.at(globs.front()));
+    const auto pair = model_and_optimizer(globs);
+    if (!pair) return several(std::move(globs), "sets of rank files");
+    FolderShape shape = shape_of_set(sets.at(pair->model), first.at(pair->model));
+    shape.optimizer = files_of(sets.at(pair->optimizer));
+    return shape;
 }
 
 MaybeShape rank_files(const FolderNames& names) { return shape_of_ranks(names.files, false); }
@@ -451,12 +460,18 @@ FolderShape shape_inside(const FolderNames& names) {
         (kind == ShapeKind::unfinished ? unfinished : state ? rank_sets : found).push_back(names.folders[i]);
     }
     if (found.empty()) found = std::move(rank_sets);
+    FileNames optimizer;
+    if (auto pair = model_and_optimizer(found)) {
+        found = {std::move(pair->model)};
+        optimizer = {std::move(pair->optimizer)};
+    }
     if (found.size() > 1) return several(std::move(found), "folders that hold a checkpoint", true);
     if (found.size() == 1)
         return {.kind = ShapeKind::folder,
                 .files = std::move(found),
                 .others = std::move(others),
-                .unfinished = std::move(unfinished)};
+                .unfinished = std::move(unfinished),
+                .optimizer = std::move(optimizer)};
     if (unfinished.empty()) return {};
     return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
 }
@@ -465,7 +480,8 @@ FolderShape shape_inside(const FolderNames& names) {
 /// model.
 void name_others(const FolderNames& names, FolderShape& shape) {
     for (const std::string& name : names.files)
-        if (!has(shape.files, name) && (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
+        if (!has(shape.files, name) && !has(shape.optimizer, name) &&
+            (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
             shape.others.push_back(name);
     // torch leaves the shards of the ranks in this folder after it has joined them.
     if (shape.finished && has(names.folders, "sharded")) shape.others.emplace_back("sharded");

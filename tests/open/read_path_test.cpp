@@ -137,12 +137,12 @@ TEST_CASE("hidden files match only a pattern that begins with a dot") {
 
 TEST_CASE("files of two sets of ranks are several models, and two files of one rank are refused") {
     const TempDir dir;
-    for (const char* file : {"model_rank0.pt", "model_rank1.pt", "optim_rank0.pt"}) dir.write(file, "x");
+    for (const char* file : {"model_rank0.pt", "model_rank1.pt", "value_rank0.pt"}) dir.write(file, "x");
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir / "*.pt")); });
     REQUIRE(error);
     CHECK(error->code() == Errc::several_models);
     CHECK(error->message().find((dir / "model_rank*.pt").native()) != std::string::npos);
-    CHECK(error->message().find((dir / "optim_rank*.pt").native()) != std::string::npos);
+    CHECK(error->message().find((dir / "value_rank*.pt").native()) != std::string::npos);
 
     fs::create_directory(dir / "node");
     dir.write("node/model_rank1.pt", "x");

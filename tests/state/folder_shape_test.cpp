@@ -1,6 +1,7 @@
 // Tests which kind of checkpoint a folder holds, from lists of names. Folders that trainers wrote are in
 // tests/interop/training_folders.py.
 #include "state/folder_shape.hpp"
+#include "state/optimizer_names.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
@@ -141,9 +142,9 @@ TEST_CASE("rank files form one set, and two sets are ambiguous") {
         {{"model_world_size_1_rank_0.pt", "extra_state_world_size_1_rank_0.pt"},
          Kind::rank_files,
          {"model_world_size_1_rank_0.pt"}},
-        {{"model_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt"},
+        {{"model_world_size_2_rank_0.pt", "value_world_size_2_rank_0.pt"},
          Kind::several,
-         {"model_world_size_2_rank_*.pt", "optim_world_size_2_rank_*.pt"}},
+         {"model_world_size_2_rank_*.pt", "value_world_size_2_rank_*.pt"}},
         {{"model_world_size_2_rank_0.pt", "model_world_size_4_rank_0.pt"},
          Kind::several,
          {"model_world_size_2_rank_*.pt", "model_world_size_4_rank_*.pt"}},
@@ -184,6 +185,65 @@ TEST_CASE("rank files form one set, and two sets are ambiguous") {
         {{"checkpoint_metadata.json", "model/a"}, Kind::nanotron, {"checkpoint_metadata.json"}},
     });
     CHECK(shape({"model_world_size_999999999_rank_5.pt"}).files.size() == 8);
+}
+
+TEST_CASE("a model and its optimizer are told apart by their names") {
+    struct Pair {
+        const char* model;
+        const char* optimizer;
+    };
+    const auto pair_of = [](const char* a, const char* b) {
+        const auto found = state::model_and_optimizer({a, b});
+        const auto turned = state::model_and_optimizer({b, a});
+        CHECK(found.has_value() == turned.has_value());
+        if (!found) return std::string();
+        CHECK(found->model == turned->model);
+        return found->model + " " + found->optimizer;
+    };
+    for (const Pair& pair : {Pair{"model_world_size_8_rank_*.pt", "optim_world_size_8_rank_*.pt"},
+                             Pair{"actor_model_world_size_8_rank_*.pt", "actor_optim_world_size_8_rank_*.pt"},
+                             Pair{"pytorch_model_fsdp_0_rank*.bin", "optimizer_0_rank*.bin"},
+                             Pair{"pytorch_model_fsdp_rank*.bin", "optimizer_0_rank*.bin"},
+                             Pair{"pytorch_model_fsdp_12", "optimizer_12"}, Pair{"pytorch_model_0", "optimizer_0"},
+                             Pair{"weights", "optimizer"}, Pair{"model", "optim"}, Pair{"model", "optimizer_0"}})
+        CHECK(pair_of(pair.model, pair.optimizer) == std::string(pair.model) + " " + pair.optimizer);
+    for (const Pair& pair : {Pair{"model_world_size_8_rank_*.pt", "optim_world_size_4_rank_*.pt"},
+                             Pair{"a_model_world_size_8_rank_*.pt", "b_optim_world_size_8_rank_*.pt"},
+                             Pair{"pytorch_model_fsdp_0_rank*.bin", "optimizer_1_rank*.bin"},
+                             Pair{"pytorch_model_fsdp_0_rank*.bin", "optimizer_0_rank*.pt"},
+                             Pair{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1"}, Pair{"optimizer_0", "optimizer_1"},
+                             Pair{"model_and_optim", "optim"}, Pair{"actor", "optimizer"}, Pair{"models", "optim"},
+                             Pair{"model_00", "optim"}, Pair{"model", "optims"}})
+        CHECK(pair_of(pair.model, pair.optimizer).empty());
+    CHECK_FALSE(state::model_and_optimizer({"model"}).has_value());
+    CHECK_FALSE(state::model_and_optimizer({"model", "optim", "optimizer"}).has_value());
+}
+
+TEST_CASE("a model with its optimizer beside it is one checkpoint") {
+    const auto sets = shape({"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt",
+                             "optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_1.pt",
+                             "extra_state_world_size_2_rank_0.pt", "fsdp_config.json", "huggingface/config.json"});
+    CHECK(sets.kind == Kind::rank_files);
+    CHECK(sets.files == FileNames{"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"});
+    CHECK(sets.optimizer == FileNames{"optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_1.pt"});
+    CHECK(sets.others == FileNames{"extra_state_world_size_2_rank_0.pt"});
+    const auto lacks = shape({"model_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt"});
+    CHECK(lacks.kind == Kind::ranks_lack);
+    const auto folders = shape({"pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "scheduler.pt", "rng/x"});
+    CHECK(folders.kind == Kind::folder);
+    CHECK(folders.files == FileNames{"pytorch_model_fsdp_0"});
+    CHECK(folders.optimizer == FileNames{"optimizer_0"});
+    check({
+        {{"pytorch_model_fsdp_0/.metadata", "pytorch_model_fsdp_1/.metadata", "optimizer_0/.metadata"},
+         Kind::several,
+         {"optimizer_0", "pytorch_model_fsdp_0", "pytorch_model_fsdp_1"}},
+        {{"pytorch_model_fsdp_0/.metadata", "optimizer_1/.metadata"},
+         Kind::several,
+         {"optimizer_1", "pytorch_model_fsdp_0"}},
+        {{"pytorch_model_fsdp_0_rank0.bin", "optimizer_0_rank0.bin", "pytorch_model_fsdp_1_rank0.bin"},
+         Kind::several,
+         {"optimizer_0_rank*.bin", "pytorch_model_fsdp_0_rank*.bin", "pytorch_model_fsdp_1_rank*.bin"}},
+    });
 }
 
 TEST_CASE("files that trainers write beside a model have the lowest preference") {
