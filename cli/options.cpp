@@ -32,6 +32,8 @@ void CommonOptions::declare(CLI::App& app) {
         app.add_option("--manifest", open.manifest,
                        "names and shapes of flat parameters (default: manifest.json beside the files of ranks)")
             ->type_name("FILE");
+        app.add_flag("--as-parts", open.as_parts,
+                     "give the local parts in one file of a set of ranks, instead of refusing it");
     }
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");

@@ -210,7 +210,7 @@ public:
     const std::optional<TrainingLayout>& layout() const& noexcept;
     const std::optional<TrainingLayout>& layout() const&& = delete;
     /// Returns the state of the optimizer of a DeepSpeed checkpoint, or of files or a folder beside the model, or
-    /// nothing if there is none.
+    /// nothing if nothing has such a state.
     ///
     /// - DeepSpeed: tensors of a parameter are called `optimizer/state/PARAMETER/exp_avg`, and so on; all other state,
     ///   such as step counts, hyper-parameters and the loss scaler, is in the tree. Tensors that are partitioned like a

@@ -87,6 +87,9 @@ struct OpenOptions {
     /// Path of the manifest of flat parameters, for files of ranks that do not name their parameters: docs/fsdp.md. If
     /// it is empty, `manifest.json` beside the files is read. Has no effect on other checkpoints.
     std::string manifest = {};
+    /// If true, one file of a set of ranks that is opened by itself gives the local parts that it holds, as any torch
+    /// file. If false, it gives whole tensors if it holds them, and otherwise throws rank_missing.
+    bool as_parts = false;
 
     // Options that affect performance.
     /// Threads for the headers of many files, at most 256. A stop request cancels between two files. No progress is

@@ -35,10 +35,6 @@ constexpr std::string_view flat_key = "_flat_param";
     throw Error(Errc::manifest_mismatch, std::move(message)).with_path(manifest.path);
 }
 
-bool is_flat_key(std::string_view key) {
-    return key == flat_key || (key.ends_with(flat_key) && key[key.size() - flat_key.size() - 1] == '.');
-}
-
 /// Returns the key that ends a path.
 std::string key_in(std::string_view path) {
     const auto key = state::key_of(path.substr(path.rfind('/') + 1));  // npos + 1 is 0
@@ -247,6 +243,10 @@ std::vector<StoredChunk> chunks_in(const std::vector<LazyTensor>& values, std::u
 }
 
 }  // namespace
+
+bool is_flat_key(std::string_view key) {
+    return key == flat_key || (key.ends_with(flat_key) && key[key.size() - flat_key.size() - 1] == '.');
+}
 
 bool has_flat_parameters(const StateTree& tree) {
     for (NodeId id = 0; id < tree.size(); ++id) {

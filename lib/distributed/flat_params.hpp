@@ -8,11 +8,15 @@
 
 #include <safemap/state_tree.hpp>
 
+#include <string_view>
+
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// Returns true if a dictionary of the tree has a tensor under a key of FSDP1's flat parameters, "_flat_param" or
 /// "blocks.0._flat_param".
 bool has_flat_parameters(const StateTree& tree);
+/// Returns true for the key of a flat parameter: "_flat_param", "blocks.0._flat_param".
+bool is_flat_key(std::string_view key);
 /// Returns true if the tree is a list with an item for each layer: a chunk, which is a tensor in one dimension, or a
 /// pair of chunks.
 bool is_list_of_chunks(const StateTree& tree);

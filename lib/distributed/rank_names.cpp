@@ -60,6 +60,15 @@ RankNames::RankNames(std::vector<std::string> files) : files_(std::move(files)) 
     }
 }
 
+RankNames RankNames::alone(const std::string& file, std::optional<std::uint64_t> rank) {
+    RankNames names({file});
+    names.alone_ = true;
+    if (!rank) return names;
+    names.ranks_ = {*rank};
+    names.places_ = {{*rank, 0}};
+    return names;
+}
+
 std::optional<std::size_t> RankNames::find(std::uint64_t rank) const {
     const auto found = places_.find(rank);
     return found == places_.end() ? std::nullopt : std::optional(found->second);
@@ -88,7 +97,7 @@ void RankNames::require_first(std::uint64_t count, const std::string& what) cons
 }
 
 void RankNames::require_named_ranks() const {
-    if (ranks_.empty()) return;
+    if (ranks_.empty() || alone_) return;
     const std::uint64_t world = world_size_.value_or(ranks_.back() + 1);
     if (ranks_.back() >= world)
         throw Error(Errc::world_mismatch, "the names of the files say that there are " + ranks_text(world) +
@@ -99,6 +108,7 @@ void RankNames::require_named_ranks() const {
 }
 
 void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const {
+    if (alone_) return;
     std::vector<std::string> missing;
     std::uint64_t count = 0;
     for (const std::uint64_t rank : ranks) {

@@ -25,6 +25,12 @@ public:
         return names;
     }
 
+    /// Returns one file by itself: no file of another rank is missing. Its rank is `rank`; if that is not given, the
+    /// one in the name, or else 0.
+    static RankNames alone(const std::string& file, std::optional<std::uint64_t> rank = {});
+    /// Returns true if the names are those of alone().
+    bool is_alone() const noexcept { return alone_; }
+
     std::size_t size() const noexcept { return files_.size(); }
     const std::vector<std::string>& files() const noexcept { return files_; }
     const std::string& file(std::size_t i) const noexcept { return files_[i]; }
@@ -54,6 +60,7 @@ private:
     std::vector<std::uint64_t> ranks_ = {};
     std::unordered_map<std::uint64_t, std::size_t> places_ = {};
     std::optional<std::uint64_t> world_size_ = {};
+    bool alone_ = false;
     std::string set_ = {};  ///< the glob of all files; empty if the names give no ranks
 };
 

@@ -105,7 +105,9 @@ void RankTensors::check_meshes(std::uint32_t number) const {
         const std::uint32_t mesh = part(s, number).place;
         if (!checked.insert(mesh).second) continue;
         for (const std::uint64_t rank : set_->meshes[mesh].ranks) {
-            const std::size_t other = *set_->names.find(rank);
+            const auto found = set_->names.find(rank);
+            if (!found) continue;  // one file by itself
+            const std::size_t other = *found;
             if (part(other, number).place == mesh) continue;
             throw Error(Errc::ranks_differ, "the meshes differ between ranks: " + excerpt(file(s)) + " has rank " +
                                                 std::to_string(rank) + " in its mesh " + to_string(set_->meshes[mesh]) +

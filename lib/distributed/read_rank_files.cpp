@@ -179,6 +179,69 @@ void require_ranks(const RankFiles& set, const RankNames& names, const OpenOptio
     }
 }
 
+// One file by itself.
+
+[[noreturn]] void refuse_part(const RankFileSet& ranks, const std::string& what) {
+    const RankNames& names = ranks.names;
+    std::string text = "this is the file of rank " + std::to_string(names.rank(0));
+    if (const auto world = names.world_size()) text += " of " + std::to_string(*world);
+    throw Error(Errc::rank_missing, text + ", and it holds parts of tensors: " + what);
+}
+
+/// Returns how a tensor of the file is only a part; an empty text if it is whole.
+std::string part_text(const RankFileSet& ranks, std::size_t i) {
+    const SkeletonTensor& tensor = ranks.skeleton->tensors()[i];
+    if (tensor.role == TensorRole::dtensor) {
+        const Mesh& mesh = ranks.meshes[tensor.mesh];
+        for (std::size_t m = 0; m < mesh.shape.size(); ++m)
+            if (mesh.shape[m] > 1 && tensor.said.placements[m].cuts())
+                return excerpt(tensor.name) + " has the placements " + to_string(tensor.said.placements) +
+                       " on the mesh " + to_string(mesh);
+        return {};
+    }
+    if (tensor.role != TensorRole::sharded) return {};
+    const LocalPart& part = ranks.shares.front().parts[i];
+    const std::size_t own = part.state == LocalPart::State::run ? 1 : part.count;
+    const auto& shards = tensor.said.shards;
+    const auto with_values = static_cast<std::size_t>(std::count_if(
+        shards.begin(), shards.end(), [](const StatedShard& one) { return element_count(one.extent) != 0; }));
+    if (with_values <= own) return {};
+    return excerpt(tensor.name) + " has " + std::to_string(with_values) + " shards, and " + std::to_string(own) +
+           (own == 1 ? " is" : " are") + " in the file";
+}
+
+/// Throws rank_missing if the only file holds a part of a tensor, and notes why the others are not needed.
+void require_whole(ReadSet& read) {
+    const RankFileSet& ranks = *read.ranks;
+    if (!ranks.skeleton) return;  // OLMo's lists say how many ranks there are
+    if (read.layout == Layout::flat) return;
+    const auto& tensors = ranks.skeleton->tensors();
+    const Mesh* replicated = nullptr;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        if (const std::string text = part_text(ranks, i); !text.empty()) refuse_part(ranks, text);
+        if (tensors[i].role != TensorRole::dtensor) continue;
+        const Mesh& mesh = ranks.meshes[tensors[i].mesh];
+        if (mesh.ranks.size() > 1) replicated = &mesh;
+    }
+    if (replicated != nullptr)
+        read.notes.push_back("this is the file of rank " + std::to_string(ranks.names.rank(0)) + " of the mesh " +
+                             to_string(*replicated) + "; its tensors are replicated, so that they are whole");
+}
+
+/// Reads a file by itself. Its name need not give the rank that it states.
+void read_alone(ReadSet& read, const RankFiles& set, const OpenOptions& options, FoundGlobals& globals) {
+    FoundGlobals own = globals.another();
+    read_set(read, set, options, own);
+    RankShare& share = read.ranks->shares.front();
+    if (const auto stated = std::exchange(share.foreign, std::nullopt); stated && share.states_rank) {
+        read = ReadSet(RankNames::alone(set.files.front(), stated));
+        own = globals.another();
+        read_set(read, set, options, own);
+    }
+    globals.add(std::move(own));
+    require_whole(read);
+}
+
 // Contents.
 
 /// Sets the mesh, if all tensors have one of the same form.
@@ -338,6 +401,13 @@ Contents begin_contents(const ReadSet& read) {
 
 }  // namespace
 
+bool holds_parts(const StateTree& tree) {
+    if (is_olmo_rank(tree) || has_flat_parameters(tree)) return true;
+    for (NodeId id = 0; id < tree.size(); ++id)
+        if (distributed_kind(tree[id])) return true;
+    return false;
+}
+
 bool is_known_in_rank_files(const PickleGraph::Global& global) {
     constexpr std::string_view classes[] = {"DTensor",
                                             "DTensorSpec",
@@ -368,13 +438,14 @@ bool is_known_in_rank_files(const PickleGraph::Global& global) {
 }
 
 Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
-    const RankNames names(set.files);
-    if (names.size() == 0) throw Error(Errc::rank_missing, "there are no files of ranks");
+    if (set.files.empty()) throw Error(Errc::rank_missing, "there are no files of ranks");
+    const RankNames names = set.alone ? RankNames::alone(set.files.front()) : RankNames(set.files);
     require_ranks(set, names, options);
     FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);
     ReadSet read(names);
     const auto read_all = [&] {
-        read_set(read, set, options, globals);
+        if (set.alone) read_alone(read, set, options, globals);
+        else read_set(read, set, options, globals);
         require_last_ranks(read);
         Contents contents = begin_contents(read);
         state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo)

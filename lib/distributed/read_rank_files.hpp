@@ -21,7 +21,14 @@ struct RankFiles {
     std::vector<std::string> files;  ///< names in the folder, in any order
     /// The manifest that the user gives. Null: `manifest.json` in the folder, if there is one.
     std::shared_ptr<const Source> manifest = {};
+    /// True for one file that is opened by itself. It must hold whole tensors: those of a world of one rank, or
+    /// replicated ones.
+    bool alone = false;
 };
+
+/// Returns true if the file of a rank may hold parts of tensors: DTensors, ShardedTensors, flat parameters of FSDP1 or
+/// local shards of OLMo are in its tree.
+bool holds_parts(const StateTree& tree);
 
 /// Returns true for the classes of torch.distributed that this layer reads from the pickles of ranks.
 bool is_known_in_rank_files(const PickleGraph::Global& global);
@@ -34,7 +41,7 @@ bool is_known_in_rank_files(const PickleGraph::Global& global);
 ///
 /// Throws, with the file and the tensor:
 ///
-/// - rank_missing, with the names; rank_repeated; world_mismatch
+/// - rank_missing, with the names, or if one file by itself holds a part of a tensor; rank_repeated; world_mismatch
 /// - ranks_differ if files contradict each other, or if no tensor is distributed and plain ones have other values
 /// - partial_placement, piece_outside, pieces_overlap, not_covered, piece_missing, piece_mismatch
 /// - manifest_missing, manifest_mismatch

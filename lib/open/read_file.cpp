@@ -18,9 +18,7 @@ namespace {
     throw error;
 }
 
-}  // namespace
-
-Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+Contents read_by_itself(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     const std::string name = std::filesystem::path(source->name()).filename().native();
     PathSink with_path(faults, source->name());
     return about_file(source->name(), [&] {
@@ -33,6 +31,29 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
         contents.sources = {source};
         return contents;
     });
+}
+
+/// Returns the contents as a plain file, also if the classes in it are those of torch.distributed, which only
+/// read_part() knows.
+Contents read_loosely(const std::shared_ptr<const Source>& source, OpenOptions options) {
+    options.strict_globals = false;
+    Contents contents;
+    CollectFaults unused;
+    reporting(unused, [&] { contents = read_by_itself(source, options, unused); });
+    return contents;
+}
+
+}  // namespace
+
+Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+    if (options.as_parts) return read_by_itself(source, options, faults);
+    Contents contents =
+        options.strict_globals ? read_loosely(source, options) : read_by_itself(source, options, faults);
+    if (contents.format == Format::torch && !contents.sources.empty())
+        if (auto whole = about_file(source->name(), [&] { return read_part(source, contents, options); }))
+            return *std::move(whole);
+    if (options.strict_globals) return read_by_itself(source, options, faults);
+    return contents;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

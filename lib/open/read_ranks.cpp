@@ -21,10 +21,12 @@ void add_prefix(const std::string& prefix, Contents& contents) {
 
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults) {
     Joined joined;
+    OpenOptions parts = options;
+    parts.as_parts = true;
     for (const std::string& file : files) {
         const auto source = folder.open(file);
         if (!source) throw Error(Errc::rank_missing, excerpt(file) + " cannot be opened as a file");
-        Contents one = read_file(source, options, faults);
+        Contents one = read_file(source, parts, faults);
         add_prefix(file.substr(0, file.rfind('/') + 1), one);
         state::move_to_end(one.tensors, joined.contents.tensors);
         state::move_to_end(one.aliases, joined.contents.aliases);

@@ -25,8 +25,14 @@ using state::FolderShape;
 using state::Joined;
 using state::ShapeKind;
 
-/// Reads one file. Recognises its format by its content, or by a name that ends in ".safetensors".
+/// Reads one file. Recognises its format by its content, or by a name that ends in ".safetensors". The file of a rank
+/// is read as read_part() says.
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
+/// Returns the contents of a torch file if it is the file of a rank and holds whole tensors: those of a world of one
+/// rank, or replicated ones. Returns nothing if it is not the file of a rank; `plain` are its contents as a plain file.
+/// Throws rank_missing if it holds parts of tensors, with a hint that names the files to give.
+std::optional<Contents> read_part(const std::shared_ptr<const Source>& source, const Contents& plain,
+                                  const OpenOptions& options);
 /// Reads one safetensors file, for the table of formats.
 Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
 /// Reads the tensors and the metadata of a safetensors file, as the file has them. Leaves the structure document in the

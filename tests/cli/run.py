@@ -927,8 +927,8 @@ class Convert(Case):
         for path in ('small.safetensors', str(DATA / 'pt' / 'train_gpt.pt')):
             error = self.refused('invalid_argument', 2, 'convert', path, 'out', '--optimizer')
             self.assertEqual((error['message'], error['path']),
-                             ('--optimizer is for folders of DeepSpeed, and for models with a folder optimizer/; '
-                              'this is neither', path))
+                             ('--optimizer is for folders of DeepSpeed, and for models with the state of their '
+                              'optimizer beside them; this is neither', path))
         self.refused('path_not_found', 2, 'convert', 'nothing', 'out', '--optimizer')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
