@@ -5,6 +5,7 @@
 #include "output.hpp"
 
 #include <memory>
+#include <string>
 
 namespace safemap::cli {
 
@@ -18,6 +19,7 @@ public:
     virtual int run(Console& console) = 0;
 
     CommonOptions common;
+    std::string typed = {};  ///< the whole call, for messages: a shell runs it again
 };
 
 std::unique_ptr<Command> make_inspect();

@@ -284,7 +284,7 @@ public:
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
         app.add_flag("--force", options_.overwrite,
                      "replace an existing checkpoint at OUT once the new one is complete");
-        app.add_flag("--resume", options_.resume, "continue an interrupted conversion");
+        app.add_flag("--resume", options_.resume, "keep finished shards if interrupted, and continue from them");
         app.add_flag("--drop-cache", options_.drop_cache,
                      "evict what is read of IN from the page cache once it is written");
         app.add_flag("--dry-run", options_.plan_only, "report what would be written, and write nothing");
@@ -292,6 +292,7 @@ public:
 
     int run(Console& console) override {
         take_out();
+        if (continues()) hint_for_signals("to continue: " + typed);
         Renaming renaming(prefixes_, rules_);
         MemoryPeak memory;
         ProgressBar bar(console);
@@ -313,9 +314,13 @@ public:
             };
         if (!keep_.empty()) options_.keep_dtype = as_written(selection_of(keep_), chosen, model);
         for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen, model));
+        // A signal that comes when the save commits is too late: OUT is complete, and the report says so.
+        std::optional<DeferSignals> deferred(std::in_place);
         const SaveReport saved = save_model(model, bar);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
+        output_begins();
+        deferred.reset();
 
         if (console.json()) console.result(as_json(saved, around));
         else if (around.dry_run) console.result(plan_text(saved, around, out_, options_.align_tensors));
@@ -477,13 +482,29 @@ private:
         notes.push_back("the checkpoint has the parts " + all + "; --root PART converts one of them");
     }
 
+    /// Returns true if the same call continues, should this one be interrupted.
+    bool continues() const { return options_.resume && !options_.plan_only && !is_one_file(out_); }
+
     SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
-        const DeferSignals deferred;
         SaveOptions options = options_;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
         options.team = Nodes::team_for_save();
-        return save(out_, model, options);
+        try {
+            return save(out_, model, options);
+        } catch (const Error& error) {
+            if (error.code() != Errc::cancelled || !continues()) throw;
+            throw how_to_continue(error);
+        }
+    }
+
+    /// Returns the error of a cancelled save with the command that continues.
+    Error how_to_continue(const Error& cancelled) const {
+        const std::string& kept = cancelled.hint();
+        Error error(cancelled.code(), cancelled.message());
+        error.with_hint(kept.empty() ? "no file is finished; to start again: " + typed
+                                     : kept + "; to continue: " + typed);
+        return std::move(error.during("save " + out_));
     }
 
     static Selection selection_of(const std::vector<std::string>& globs) {

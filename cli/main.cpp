@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -78,11 +79,13 @@ Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseErr
     return std::move(error.with_hint(all));
 }
 
+/// Runs a command. `argv` are all words of the call: the program, the command, and its own.
 int run_command(const CommandRow& row, Console& console, int argc, char** argv) {
     const std::unique_ptr<Command> command = row.make();
+    command->typed = shell_line({argv, static_cast<std::size_t>(argc)});
     const std::unique_ptr<CLI::App> app = parser_of(row, *command);
     try {
-        app->parse(argc, argv);
+        app->parse(argc - 1, argv + 1);
     } catch (const CLI::CallForHelp&) {
         console.print(help_text(row, help_columns()));
         return 0;
@@ -133,7 +136,7 @@ int run(Console& console, int argc, char** argv) {
     }
     const CommandRow* const row = find_command(help ? second : first);
     if (row == nullptr) throw no_command(help ? second : first);
-    if (!help) return run_command(*row, console, argc - 1, argv + 1);
+    if (!help) return run_command(*row, console, argc, argv);
     console.print(help_text(*row, help_columns()));
     return 0;
 }

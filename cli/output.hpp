@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -25,6 +26,10 @@ std::string bytes_text(std::uint64_t bytes);
 std::string duration_text(double seconds);
 /// Returns "1 tensor" or "12 tensors".
 std::string count_text(std::uint64_t count, std::string_view noun);
+
+/// Returns words as one line that a shell reads as these words: "safemap convert 'my model' out". A word with
+/// characters that printable() escapes is in $'...', which bash and zsh know.
+std::string shell_line(std::span<const char* const> words);
 
 /// A writer of JSON that adds commas, colons and escapes. The caller pairs begin and end.
 class JsonWriter {

@@ -1,8 +1,13 @@
 #include "signals.hpp"
 
+#include <safemap/advanced/text.hpp>
+
+#include <fmt/core.h>
+
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <string>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,7 +23,10 @@ std::atomic<bool> requested{false};
 std::atomic<bool> has_output{false};
 std::atomic<bool> says_json{false};
 std::atomic<bool> on_terminal{false};  // true if the terminal echoes ^C before the message
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<const char*> plain_answer{"safemap: error: cancelled by a signal\n"};
+std::atomic<const char*> json_answer{
+    "{\"error\": {\"code\": \"cancelled\", \"message\": \"cancelled by a signal\"}}\n"};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
 
 void say(int descriptor, const char* text) noexcept {
     [[maybe_unused]] const ssize_t ignored = ::write(descriptor, text, std::strlen(text));
@@ -27,11 +35,12 @@ void say(int descriptor, const char* text) noexcept {
 void on_signal(int) {
     requested = true;
     if (deferred) return;
-    if (!has_output && says_json)
-        say(STDOUT_FILENO, "{\"error\": {\"code\": \"cancelled\", \"message\": \"cancelled by a signal\"}}\n");
-    else if (!has_output)
-        say(STDERR_FILENO,
-            on_terminal ? "\nsafemap: error: cancelled by a signal\n" : "safemap: error: cancelled by a signal\n");
+    if (!has_output && says_json) {
+        say(STDOUT_FILENO, json_answer);
+    } else if (!has_output) {
+        if (on_terminal) say(STDERR_FILENO, "\n");
+        say(STDERR_FILENO, plain_answer);
+    }
     ::_exit(cancelled_exit);
 }
 
@@ -66,6 +75,15 @@ void install_signals(bool json) {
 DeferSignals::DeferSignals() { deferred = true; }
 DeferSignals::~DeferSignals() { deferred = false; }
 bool DeferSignals::cancelled() noexcept { return requested; }
+
+void hint_for_signals(std::string_view hint) {
+    static const std::string plain = fmt::format("{}hint: {}\n", plain_answer.load(), printable(hint));
+    static const std::string json = fmt::format(
+        "{{\"error\": {{\"code\": \"cancelled\", \"message\": \"cancelled by a signal\", \"hint\": {}}}}}\n",
+        json_quoted(hint));
+    plain_answer = plain.c_str();
+    json_answer = json.c_str();
+}
 
 void output_begins(bool begun) noexcept { has_output = begun; }
 

@@ -1,6 +1,8 @@
-// Ctrl-C and SIGTERM end the program with exit code 130. While it is writing, they first cancel the work, which
-// removes the unfinished output.
+// Ctrl-C, SIGTERM and SIGHUP end the program with exit code 130. While it is writing, they first cancel the work, which
+// removes the unfinished output, or keeps what --resume can continue from.
 #pragma once
+
+#include <string_view>
 
 namespace safemap::cli {
 
@@ -20,6 +22,9 @@ public:
     /// Returns true if a signal was received.
     static bool cancelled() noexcept;
 };
+
+/// Gives the handler a hint to print with its message. Call it on the main thread, at most once.
+void hint_for_signals(std::string_view hint);
 
 /// Tells the handler that a result or an error has been printed: a signal then prints nothing. With false, a signal
 /// prints again.

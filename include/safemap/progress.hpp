@@ -22,7 +22,8 @@ struct Progress {
 struct Monitor {
     /// Called on the thread that called the operation, at most ten times a second, once at the end, and by most
     /// operations once at the beginning too. If it returns false, the operation undoes its work and throws
-    /// Errc::cancelled. If it throws, the operation undoes its work and the exception passes through.
+    /// Errc::cancelled; a save with SaveOptions::resume keeps finished shards. If it throws, the operation undoes its
+    /// work and the exception passes through.
     std::function<bool(const Progress&)> on_progress = {};
     /// A stop request cancels too, within one block of work.
     std::stop_token stop = {};

@@ -161,11 +161,13 @@ struct SaveOptions {
     /// Replaces an existing file or model at `out` once the new checkpoint is complete. If false, throws already_exists
     /// for it. A folder without a checkpoint in it counts as new, with and without this option: its files stay.
     bool overwrite = false;
-    /// Continues a save that was killed, if it saved the same sources to the same path with the same options: shards
-    /// that it had finished are not written again. If there is no such save, or anything differs, starts from the
-    /// beginning. A source is the same if it is a file with the same inode, size and time of modification. Data in
-    /// memory, and single files, are always written again. After a save with `durable` = false, a save can continue
-    /// only until the next boot, and only with the same `durable`.
+    /// Continues a save that was killed, or cancelled with this option, if it saved the same sources to the same path
+    /// with the same options: shards that it had finished are not written again. If there is no such save, or anything
+    /// differs, starts from the beginning. If this save is cancelled before its commit, its finished shards stay in the
+    /// hidden folder for the next one; the hint of the error says so. Every other failure removes them. A source is the
+    /// same if it is a file with the same inode, size and time of modification. Data in memory, and single files, are
+    /// always written again. After a save with `durable` = false, a save can continue only until the next boot, and
+    /// only with the same `durable`.
     bool resume = false;
     /// Flushes everything to the disk before it becomes visible. If false, the kernel flushes later, in about half a
     /// minute, and the save returns earlier.
@@ -315,8 +317,10 @@ struct SaveReport {
 /// - commit_list_damaged if an interrupted save to `out` cannot be finished
 /// - cancelled, and whatever reading throws
 ///
-/// After an exception nothing of the new checkpoint is left, and the old one has not changed. One case differs: if the
-/// save fails while it replaces files one by one, the new checkpoint counts, and the hint of the error says so.
+/// After an exception nothing of the new checkpoint is left, and the old one has not changed. Two cases differ, and the
+/// hint of the error says so:
+/// - If a save with `resume` is cancelled, its finished shards stay in the hidden folder.
+/// - If the save fails while it replaces files one by one, the new checkpoint counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// Saves a checkpoint, which may come from open(), select(), renamed() or below(). Writes:

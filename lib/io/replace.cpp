@@ -8,7 +8,8 @@
 //        - a folder: exchange_folder() exchanges it with the content, which has links to the files that stay
 //        - a folder that cannot be exchanged: commit_in_place() moves file by file, under a list that the next
 //          save can finish
-//   4. The end: the destructor removes or takes back what was not committed, if it is only ours.
+//   4. The end: the destructor removes or takes back what was not committed, if it is only ours. Before the commit,
+//      keep_finished() leaves the finished files to the next save instead.
 #include "io/replace.hpp"
 
 #include "base/faults.hpp"
@@ -178,7 +179,7 @@ bool Staging::take_published() {
             dead.abandon();
             return false;
         }
-        adoptable_.insert(done.begin(), done.end());
+        finished_.insert(done.begin(), done.end());
         dead.remove_token();
         content_ = std::move(published);
         sibling_ = std::move(dead);
@@ -269,7 +270,7 @@ bool Staging::continue_old(const HiddenSibling& dead) {
     std::vector<std::string> done;
     journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done, job_.durable);
     if (!journal_) return false;
-    adoptable_.insert(done.begin(), done.end());
+    finished_.insert(done.begin(), done.end());
     remove_unfinished(content.number(), {});
     dead.remove_token();
     content_ = std::move(content);
@@ -280,9 +281,9 @@ bool Staging::continue_old(const HiddenSibling& dead) {
 void Staging::remove_unfinished(int folder, const std::string& prefix) const {
     for (const std::string& name : list_all(folder, place_.target)) {
         const std::string path = prefix + name;
-        if (adoptable_.count(path) != 0) continue;
-        const auto below = adoptable_.lower_bound(path + '/');
-        if (below == adoptable_.end() || !below->starts_with(path + '/')) {
+        if (finished_.count(path) != 0) continue;
+        const auto below = finished_.lower_bound(path + '/');
+        if (below == finished_.end() || !below->starts_with(path + '/')) {
             remove_all(folder, name);
             continue;
         }
@@ -311,7 +312,7 @@ std::string Staging::path_of(const std::string& name) const {
 }
 
 bool Staging::adopt(const std::string& name) {
-    if (adoptable_.count(name) == 0) return false;
+    if (finished_.count(name) == 0) return false;
     files_.push_back(name);
     return true;
 }
@@ -320,6 +321,20 @@ void Staging::finished(const std::string& name) {
     if (!journal_) return;
     const std::lock_guard lock(journaling_);
     journal_.add(content_.number(), name);
+    finished_.insert(name);
+}
+
+std::size_t Staging::keep_finished() noexcept {
+    if (state_ == State::published) return finished_.size();
+    if (state_ != State::preparing || !journal_ || finished_.empty()) return 0;
+    state_ = State::kept;
+    try {
+        remove_unfinished(content_.number(), {});
+        sibling_.remove_token();
+    } catch (const std::exception&) {
+        // The next save removes it.
+    }
+    return finished_.size();
 }
 
 void Staging::add_folder(const std::string& name) {
@@ -704,7 +719,7 @@ bool Staging::holds_only_ours(int folder, const std::string& prefix) const {
 
 Staging::~Staging() {
     if (state_ == State::committed) return;
-    if (state_ == State::published) {
+    if (state_ == State::published || state_ == State::kept) {
         sibling_.abandon();
         return;
     }

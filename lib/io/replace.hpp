@@ -8,6 +8,7 @@
 #include "io/output.hpp"
 #include "io/system.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -66,7 +67,7 @@ public:
     /// the target is not of this kind; permission_denied.
     Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse,
             StagingOptions job = {});
-    /// Removes what was not committed.
+    /// Removes what was not committed, unless keep_finished() has kept it.
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
@@ -92,6 +93,11 @@ public:
     std::string open_to_others();
     /// Records that another process has finished a file, which was added here.
     void finished_by_other(const std::string& name) { finished(name); }
+
+    /// Ends the save before commit(), as if the process had been killed: leaves the finished files to a save that
+    /// resumes this one, and removes all others. Returns the number of finished files. Does nothing and returns 0 if no
+    /// file is finished, or if this job cannot be resumed. No other member may be called afterwards.
+    std::size_t keep_finished() noexcept;
 
     /// Puts everything in place at the target. If the job is durable, all is on the disk when this returns. In a
     /// replaced folder, the files in `old_files` are gone then. All files must be finished; the file that was added
@@ -171,7 +177,7 @@ private:
     std::mutex journaling_;
     StagingOptions job_;
     Journal journal_;
-    std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
+    std::set<std::string, std::less<>> finished_;  ///< by a dead process, and then by this one
     std::vector<std::string> files_;
     std::vector<std::string> folders_;  ///< inner folders of these files
     std::vector<std::string> notes_;
@@ -179,6 +185,7 @@ private:
     enum class State : std::uint8_t {
         preparing,
         published,  ///< a dead process has put the content at the target
+        kept,       ///< the save has ended, and the next one resumes it
         appeared,   ///< content is at the target, which was free
         exchanged,  ///< content is at the target, old target in the sibling
         committed,

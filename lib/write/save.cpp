@@ -1,6 +1,7 @@
 // save(): lays out, fills a hidden sibling and renames it; or fills a sink.
 #include <safemap/save.hpp>
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
 #include "write/destination.hpp"
@@ -21,6 +22,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -71,8 +73,11 @@ public:
     SaveReport run() {
         agree_on_plan();
         if (options_.plan_only) return std::move(report_);
-        begin();
-        fill();
+        const auto keep = [this](Error& error) { keep_finished(error); };
+        adding(keep, [this] {
+            begin();
+            fill();
+        });
         together_.lead([this] {
             target_->commit();
             return std::string();
@@ -153,6 +158,15 @@ private:
         for (write::PlannedFolder& folder : folders_) add(folder.input.tensors, folder.layout);
         add(input_.tensors, layout_);  // last: the last file is the index, which names the others
         write::write_files(parts, together_, options_.work.monitor, options_.work.threads, options_.drop_cache);
+    }
+
+    /// If the save was cancelled and can be resumed, keeps the files that are finished, and says so in a hint.
+    void keep_finished(Error& error) {
+        if (error.code() != Errc::cancelled || !options_.resume || !target_) return;
+        const std::size_t kept = target_->staging().keep_finished();
+        if (kept == 0) return;
+        error.with_hint(std::to_string(kept) + " of " + std::to_string(report_.files.size()) +
+                        " files are finished, and are kept for --resume (SaveOptions::resume)");
     }
 
     SaveReport finished() {

@@ -285,6 +285,23 @@ class Ending(Case):
         self.ended(launcher, ids)
         self.assertEqual(list(self.folder.glob('.*')), [])
 
+    def test_with_resume_a_process_that_is_told_to_end_ends_all_and_finished_files_stay(self):
+        self.options += ('--resume',)
+        launcher, ids = self.start()
+        journal = self.folder / '.out.safemap-tmp/journal'
+        until = time.monotonic() + 60
+        while journal.read_bytes().count(b'\n') < 2:  # the key, and the first file
+            self.assertLess(time.monotonic(), until, 'no file was finished')
+            time.sleep(0.001)
+        os.kill(ids[1], signal.SIGTERM)
+        os.kill(ids[1], signal.SIGCONT)
+        self.ended(launcher, ids)
+        kept = sorted((self.folder / '.out.safemap-tmp/content').iterdir())
+        self.assertIn('model-00001-of-00004.safetensors', [file.name for file in kept])
+        self.assertLess(len(kept), 5)
+        self.options = self.options[:-1]
+        self.finish(alone)
+
     def test_no_room_for_one_process(self):
         # The second process may write 20 MiB of a file only.
         limited = 'test "$OMPI_COMM_WORLD_RANK" = 1 && trap "" XFSZ && ulimit -f 40960; exec "$0" "$@"'

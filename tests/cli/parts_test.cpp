@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <vector>
 
 namespace parts_test {
 
@@ -22,6 +23,19 @@ using namespace safemap;
 using namespace safemap::cli;
 
 TEST_SUITE("parse") {
+    TEST_CASE("a call is printed so that a shell reads the same words") {
+        const auto line = [](std::vector<const char*> words) { return shell_line(words); };
+        CHECK(line({"./safemap", "convert", "run/a.pt", "out", "--dtype=bf16"}) ==
+              "./safemap convert run/a.pt out --dtype=bf16");
+        CHECK(line({"a b", "$x", "*.pt", "~", "", "a\\b", "a;b"}) == R"('a b' '$x' '*.pt' '~' '' 'a\b' 'a;b')");
+        CHECK(line({"it's"}) == R"('it'\''s')");
+        CHECK(line({"gewicht-ü"}) == "'gewicht-ü'");
+        // A message would escape these characters.
+        CHECK(line({"a\nb 'c'"}) == R"($'a\012b \047c\047')");
+        CHECK(line({"\xff"}) == R"($'\377')");
+        CHECK(printable(line({"\x1b[2J\xe2\x80\xae"})) == R"($'\033\1332J\342\200\256')");
+    }
+
     TEST_CASE("sizes have decimal units, binary units with an i, or no unit") {
         CHECK(parse_size("5GB") == 5'000'000'000);
         CHECK(parse_size("5G") == 5'000'000'000);

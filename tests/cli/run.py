@@ -1010,6 +1010,77 @@ class Convert(Case):
             else:
                 self.skipTest('this machine writes 4 GiB before a signal arrives')
 
+    def test_a_signal_keeps_finished_shards_for_resume_and_says_how_to_continue(self):
+        # Odd names, because the command of the hint is for a shell.
+        source, out = "it's\ta model.safetensors", '$out *'
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for size in (1 << 22, 1 << 24, 1 << 27):
+                if self.continued(source, out, size, signal_number):
+                    break
+            else:
+                self.skipTest('this machine writes 1 GiB before a signal arrives')
+
+    def continued(self, source, out, size, signal_number):
+        count = 8
+        header = json.dumps({f't{i}': {'dtype': 'U8', 'shape': [size], 'data_offsets': [i * size, (i + 1) * size]}
+                             for i in range(count)}).encode()
+        with open(self.folder / source, 'wb') as file:
+            file.write(struct.pack('<Q', len(header)) + header)
+            for i in range(count):
+                file.seek(8 + len(header) + i * size)
+                file.write(bytes([i + 1]))  # the rest has no blocks on disk
+            file.truncate(8 + len(header) + count * size)
+        before = self.leftovers()
+        hidden = self.folder / f'.{out}.safemap-tmp'
+        call = ['convert', source, out, '--max-shard-size', str(size), '--resume']
+        json_wanted = signal_number != signal.SIGINT
+        process = subprocess.Popen([SAFEMAP, *call, *['--json'] * json_wanted], cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+        while process.poll() is None and self.lines_of(hidden / 'journal') < 3:
+            time.sleep(0.0005)
+        for _ in range(3):  # the second and the third change nothing
+            process.send_signal(signal_number)
+        told, err = process.communicate(timeout=120)
+        if process.returncode == 0:
+            subprocess.run(['rm', '-rf', self.folder / out], check=True)
+            return False
+        self.assertEqual(process.returncode, 130, (told, err))
+        self.assertEqual(sorted(os.listdir(hidden)), ['content', 'journal', 'safemap.lock'])
+        kept = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in (hidden / 'content').iterdir()}
+        self.assertGreaterEqual(len(kept), 2)
+        if json_wanted:
+            self.assertEqual(err, b'')
+            error = json.loads(told)['error']
+            self.assertEqual((error['code'], error['message']), ('cancelled', 'cancelled on request'))
+            hint = error['hint']
+        else:
+            self.assertEqual(err.decode().count('hint: '), 1, err)
+            hint = err.decode().split('hint: ')[1]
+        self.assertTrue(hint.startswith(f'{len(kept)} of {count + 1} files are finished'), hint)
+        command = hint.split('; to continue: ')[1]
+        done = subprocess.run(['bash', '-c', command], cwd=self.folder, capture_output=True, check=False, timeout=120)
+        self.assertEqual(done.returncode, 0, (command, done.stderr))
+        if json_wanted:
+            report = json.loads(done.stdout)
+            self.assertEqual(sorted(report['resumed']), sorted(kept))
+            self.assertEqual(report['bytes_read'], size * (count - len([n for n in kept if n.endswith('s')])))
+        for name, stamp in kept.items():
+            now = (self.folder / out / name).stat()
+            self.assertEqual((now.st_ino, now.st_mtime_ns), stamp)
+        self.done('convert', source, 'whole', '--max-shard-size', str(size))
+        subprocess.run(['diff', '-r', out, 'whole'], cwd=self.folder, check=True)
+        subprocess.run(['rm', '-rf', self.folder / out, self.folder / 'whole'], check=True)
+        self.assertEqual(self.leftovers(), before)
+        return True
+
+    @staticmethod
+    def lines_of(path):
+        try:
+            return path.read_bytes().count(b'\n')
+        except FileNotFoundError:
+            return 0
+
     def cancelled(self, size, signal_number):
         header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
         with open(self.folder / 'big.safetensors', 'wb') as big:

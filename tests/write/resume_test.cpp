@@ -1,4 +1,5 @@
-// Tests saves that continue a killed save.
+// Tests saves that continue one that was killed, or stopped. From top to bottom: killed at any system call; stopped at
+// any system call; a killed save that had come to its end; other inputs and options; after a reboot.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -7,9 +8,19 @@
 
 #include <safemap/checkpoint.hpp>
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <stop_token>
 #include <string_view>
 #include <thread>
 
@@ -84,6 +95,201 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
             }
             if (soak::whole()) CHECK(most_kept >= count);
         }
+    }
+}
+
+namespace {
+
+/// Inode, size and time of modification of each file in a folder: a file that is written again has others.
+using Stamps = std::map<std::string, std::string>;
+
+Stamps stamps_in(const fs::path& folder) {
+    Stamps stamps;
+    for (const std::string& name : names_in(folder)) {
+        struct stat status = {};
+        REQUIRE(::stat((folder / name).c_str(), &status) == 0);
+        stamps[name] = std::to_string(status.st_ino) + ' ' + std::to_string(status.st_size) + ' ' +
+                       std::to_string(status.st_mtim.tv_sec) + '.' + std::to_string(status.st_mtim.tv_nsec);
+    }
+    return stamps;
+}
+
+/// Returns the files that a stopped save has left, wherever its hidden folder is.
+Stamps left_by_stopped(const TempDir& dir) {
+    for (const char* hidden : {".out.safemap-tmp", "out/.safemap-tmp"}) {
+        if (!fs::exists(dir / hidden)) continue;
+        // As after a kill, but for unfinished files.
+        CHECK(names_in(dir / hidden) == Names{"content", "journal", "safemap.lock"});
+        return stamps_in(dir / hidden / "content");
+    }
+    return {};
+}
+
+/// Saves, and is asked to stop at the nth system call. Returns the error, or nothing if the save finished. `reached` is
+/// false if there are fewer calls.
+std::optional<Error> stopped_at(int nth, const Checkpoint& model, const fs::path& out, SaveOptions options,
+                                bool& reached) {
+    std::stop_source stop;
+    options.work.monitor.stop = stop.get_token();
+    ScriptedCalls calls;
+    calls.before_nth(nth, [&] { stop.request_stop(); });
+    auto error = error_of([&] { save(out, model, options); });
+    reached = calls.count() >= nth;
+    return error;
+}
+
+}  // namespace
+
+TEST_CASE("a save with resume that is stopped at any step keeps its finished shards, and is continued") {
+    const TempDir dir = TempDir::in_memory();
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    dir.write("config.json", "{}");
+    for (const bool checksums : {false, true})
+        for (const char* how : {"new", "exchanged", "in place"}) {
+            CAPTURE(checksums);
+            CAPTURE(how);
+            const bool overwrite = std::string_view(how) != "new";
+            const NoExchange none(std::string_view(how) == "in place");
+            SaveOptions options = options_for(overwrite);
+            options.checksums = checksums;
+            options.extras.files.push_back({"config.json", open_file(dir / "config.json")});
+            fs::remove_all(dir / "whole");
+            save(dir / "whole", model, options);
+            const auto expected = contents_of(dir / "whole");
+
+            std::size_t most_kept = 0;
+            std::size_t nothing_kept = 0;
+            bool reached = true;
+            for (int nth = soak::step(6); reached; nth += soak::step(6)) {
+                CAPTURE(nth);
+                REQUIRE(nth < 600);
+                fs::remove_all(dir / "out");
+                if (overwrite) save(dir / "out", std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
+                const auto old = overwrite ? stamps_in(dir / "out") : Stamps();
+                const auto error = stopped_at(nth, model, dir / "out", options, reached);
+                if (!error) {  // the stop came too late: the save was complete, or was being committed
+                    CHECK(contents_of(dir / "out") == expected);
+                    CHECK(names_in(dir.path()) == Names{"config.json", "in.safetensors", "out", "whole"});
+                    continue;
+                }
+                CHECK(error->code() == Errc::cancelled);
+                const Stamps kept = left_by_stopped(dir);
+                CHECK(error->hint().empty() == kept.empty());
+                if (!kept.empty()) CHECK(error->hint().starts_with(std::to_string(kept.size()) + " of 7 files"));
+                nothing_kept += kept.empty() ? 1 : 0;
+                most_kept = std::max(most_kept, kept.size());
+                // The old checkpoint is still there, whole.
+                CHECK(fs::exists(dir / "out") == overwrite);
+                for (const auto& [name, stamp] : old) CHECK(stamps_in(dir / "out").at(name) == stamp);
+
+                SaveReport report;
+                std::size_t read = 0;
+                {
+                    const CountedReads reads;
+                    CHECK_OK(report = save(dir / "out", model, options));
+                    read = reads.bytes();
+                }
+                CHECK(contents_of(dir / "out") == expected);
+                CHECK(names_in(dir.path()) == Names{"config.json", "in.safetensors", "out", "whole"});
+                // Not a byte of the finished shards is read or written again.
+                CHECK(std::set(report.resumed.begin(), report.resumed.end()).size() == kept.size());
+                const Stamps after = stamps_in(dir / "out");
+                for (const auto& [name, stamp] : kept) CHECK(after.at(name) == stamp);
+                const std::size_t shards = kept.size() - kept.count("model.safetensors.index.json");
+                CHECK(report.bytes_read == 4'000 * (count - shards));
+                if (!checksums) CHECK(read < 4'000 * (count - shards + 1));  // also the journal, and old headers
+            }
+            if (!soak::whole()) continue;
+            CHECK(most_kept == count + 1);
+            CHECK(nothing_kept > 0);
+        }
+}
+
+TEST_CASE("a save that is stopped again and again comes to its end") {
+    const TempDir dir = TempDir::in_memory();
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    save(dir / "whole", model, options_for());
+    const auto expected = contents_of(dir / "whole");
+    std::mt19937 random(soak::seed(7));
+    for (int round = 0; round < soak::rounds(200, 20); ++round) {
+        fs::remove_all(dir / "out");
+        SaveOptions options = options_for();
+        options.work.threads = 1 + static_cast<unsigned>(round % 3);
+        Stamps kept;
+        bool reached = true;
+        for (int stops = 0; true; ++stops) {
+            REQUIRE(stops < 100);
+            // A stop that comes later each time: otherwise none of them might come to a finished shard.
+            const int nth = 10 + 5 * stops + static_cast<int>(random() % 40);
+            const auto error = stopped_at(nth, model, dir / "out", options, reached);
+            if (!error) break;
+            CHECK(error->code() == Errc::cancelled);
+            const Stamps now = left_by_stopped(dir);
+            for (const auto& [name, stamp] : kept) CHECK(now.at(name) == stamp);
+            kept = now;
+        }
+        CHECK(contents_of(dir / "out") == expected);
+        const Stamps after = stamps_in(dir / "out");
+        for (const auto& [name, stamp] : kept) CHECK(after.at(name) == stamp);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
+    }
+}
+
+TEST_CASE("a stop keeps shards only for a save that can resume them, and every other failure removes them") {
+    const TempDir dir = TempDir::in_memory();
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    const Names before = names_in(dir.path());
+    // Some of the shards are finished by then, and others are not.
+    constexpr int halfway = 70;
+    const auto stopped_halfway = [&](const SaveOptions& options) {
+        bool reached = false;
+        return stopped_at(halfway, model, dir / "out", options, reached);
+    };
+    SaveOptions options = options_for();
+    SUBCASE("without resume") {
+        options.resume = false;
+        const auto error = stopped_halfway(options);
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::cancelled);
+        CHECK(error->hint().empty());
+        CHECK(names_in(dir.path()) == before);
+    }
+    SUBCASE("of tensors in memory") {
+        std::vector<LazyTensor> tensors;
+        for (std::uint64_t i = 0; i < count; ++i)
+            tensors.push_back(tensor("t" + std::to_string(i), Dtype::f32, {1'000}, i));
+        options.work.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
+        CHECK_FAULT(save(dir / "out", tensors, options), Errc::cancelled);
+        CHECK(names_in(dir.path()) == before);
+    }
+    SUBCASE("of one file") {
+        options.work.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
+        CHECK_FAULT(save(dir / "out.safetensors", model, options), Errc::cancelled);
+        CHECK(names_in(dir.path()) == before);
+    }
+    SUBCASE("an exception of the caller") {
+        options.work.monitor.on_progress = [](const Progress& progress) -> bool {
+            if (progress.bytes_done == progress.bytes_total) throw std::runtime_error("enough");
+            return true;
+        };
+        CHECK_THROWS_AS(save(dir / "out", model, options), std::runtime_error);
+        CHECK(names_in(dir.path()) == before);
+    }
+    SUBCASE("a disk that fails") {
+        ScriptedCalls calls;
+        calls.fail_all("pwrite", EIO);
+        CHECK_FAULT(save(dir / "out", model, options), Errc::io_error);
+        CHECK(names_in(dir.path()) == before);
+    }
+    SUBCASE("a plan that the caller does not want keeps what an earlier save has finished") {
+        REQUIRE(stopped_halfway(options).has_value());
+        const Stamps kept = left_by_stopped(dir);
+        REQUIRE(!kept.empty());
+        options.on_plan = [](const SaveReport&) { throw Error(Errc::cancelled, "not this"); };
+        CHECK_FAULT(save(dir / "out", model, options), Errc::cancelled);
+        CHECK(left_by_stopped(dir) == kept);
+        options.on_plan = {};
+        CHECK(save(dir / "out", model, options).resumed.size() == kept.size());
     }
 }
 

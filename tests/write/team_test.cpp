@@ -12,9 +12,11 @@
 #include "write/thread_team.hpp"
 #include "write/together.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
+#include <stop_token>
 
 namespace team_test {
 
@@ -286,6 +288,59 @@ TEST_CASE("any process can cancel") {
         }
         CHECK(names_in(dir.path()).empty());
     }
+}
+
+TEST_CASE("a process that is stopped at any step ends all, and with resume the finished shards stay") {
+    const TempDir dir = TempDir::in_memory();
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    SaveOptions options{.max_shard_size = 700'000, .checksums = true, .resume = true};
+    save(dir / "whole", model, options);
+    const auto expected = contents_of(dir / "whole");
+    std::size_t most_kept = 0;
+    bool reached = true;
+    for (int nth = soak::step(60); reached; nth += soak::step(60)) {
+        CAPTURE(nth);
+        REQUIRE(nth < 3000);
+        fs::remove_all(dir / "out");
+        const unsigned stopped = static_cast<unsigned>(nth) % 3;
+        std::stop_source stop;
+        std::vector<std::exception_ptr> errors;
+        {
+            ScriptedCalls calls;
+            calls.before_nth(nth, [&] { stop.request_stop(); });
+            errors = on_ranks(3, [&](Member& team) {
+                SaveOptions own = options;
+                own.team = &team;
+                if (team.rank() == stopped) own.work.monitor.stop = stop.get_token();
+                save(dir / "out", model, own);
+            });
+            reached = calls.count() >= nth;
+        }
+        // All have saved, or none has.
+        const bool ended = errors[0] != nullptr;
+        std::size_t kept = 0;
+        if (ended) {
+            for (const auto& each : errors) {
+                const auto error = error_in(each);
+                REQUIRE(error.has_value());
+                CHECK(error->code() == Errc::cancelled);
+            }
+            const fs::path content = dir / ".out.safemap-tmp/content";
+            if (fs::exists(content)) kept = names_in(content).size();
+            CHECK(error_in(errors[0])->hint().empty() == (kept == 0));
+            CHECK(!fs::exists(dir / "out"));
+            most_kept = std::max(most_kept, kept);
+            // Any number of processes continues, also one.
+            const SaveReport report =
+                nth % 2 == 0 ? save(dir / "out", model, options) : save_together(2, dir / "out", model, options);
+            CHECK(report.resumed.size() == kept);
+        } else {
+            check_none(errors);
+        }
+        CHECK(contents_of(dir / "out") == expected);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
+    }
+    if (soak::whole()) CHECK(most_kept > 3);
 }
 
 TEST_CASE("processes with different plans are refused before anything is written") {
