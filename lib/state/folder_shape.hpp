@@ -65,11 +65,11 @@ struct FolderShape {
     FileNames files = {};
     /// Files and folders that are not read, and that the user should know of.
     FileNames others = {};
+    FileNames unfinished = {};  ///< for folder: folders beside it whose save was interrupted
     /// The state of the model's optimizer beside it. For rank_files: the files of its set. For folder: the folder.
     FileNames optimizer = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    FileNames unfinished = {};  ///< for folder: folders beside it whose save was interrupted
     /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
     std::string what = {};
     /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.

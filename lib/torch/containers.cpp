@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 #include <unordered_map>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -27,11 +28,14 @@ constexpr std::size_t longest_integer = 64;
 /// Longest key, in bytes, that is hashed in every dictionary. A longer key is looked up by its node first, because many
 /// dictionaries may share it.
 constexpr std::size_t short_text = 128;
+/// Most tuples in each other that are compared by value, because each level is a call. A deeper one is an object.
+constexpr int deepest_tuple = 8;
 
-/// The keys of one dictionary, compared as Python compares them: 1, 1.0 and True are the same key.
+/// The keys of one dictionary or the members of one set, compared as Python compares them: 1, 1.0 and True are the same
+/// key. A tuple is equal if its items are. An object is equal to itself only.
 class SeenKeys {
 public:
-    explicit SeenKeys(TreeDraft& draft) : draft_(draft), pickle_(draft.pickle()) {}
+    explicit SeenKeys(TreeDraft& draft, int level = 0) : draft_(draft), pickle_(draft.pickle()), level_(level) {}
 
     /// Returns the place where an equal key was added before. A new key is added at `place`.
     std::size_t place_of(Id key, std::size_t place) {
@@ -41,9 +45,10 @@ public:
             case Kind::boolean: return integer(pickle_.boolean(key) ? 1 : 0, place);
             case Kind::integer: return integer(pickle_.integer(key), place);
             case Kind::big_integer: return big_integer(key, place);
-            case Kind::real: return real(pickle_.real(key), place);
+            case Kind::real: return real(key, place);
             case Kind::none: return none_ ? *none_ : none_.emplace(place);
-            default: return place;
+            case Kind::tuple: return tuple(key, place);
+            default: return objects_.try_emplace(key, place).first->second;
         }
     }
 
@@ -74,19 +79,43 @@ private:
         if (const auto value = number_in<std::int64_t>(decimal)) return integer(*value, place);
         return longs_.try_emplace(decimal, place).first->second;
     }
-    std::size_t real(double value, std::size_t place) {
+    std::size_t real(Id key, std::size_t place) {
+        const double value = pickle_.real(key);
         constexpr double limit = 9223372036854775808.0;  // 2^63
         const bool whole = value >= -limit && value < limit && std::trunc(value) == value;
-        return whole ? integer(static_cast<std::int64_t>(value), place) : place;
+        if (whole) return integer(static_cast<std::int64_t>(value), place);
+        // A NaN is equal to the same object only.
+        if (std::isnan(value)) return objects_.try_emplace(key, place).first->second;
+        return reals_.try_emplace(value, place).first->second;
+    }
+    /// Numbers the items of a tuple as keys of their own: tuples with the same numbers are equal.
+    std::size_t tuple(Id key, std::size_t place) {
+        if (level_ == deepest_tuple) return objects_.try_emplace(key, place).first->second;
+        const auto items = pickle_.items(key);
+        draft_.spend(entry_cost * (1 + items.size()));
+        if (!items_) items_ = std::make_unique<SeenKeys>(draft_, level_ + 1);
+        std::vector<std::size_t> numbers;
+        numbers.reserve(items.size());
+        for (const Id item : items) {
+            numbers.push_back(items_->place_of(item, item_count_));
+            if (numbers.back() == item_count_) ++item_count_;
+        }
+        return tuples_.try_emplace(std::move(numbers), place).first->second;
     }
 
     TreeDraft& draft_;
     const PickleGraph& pickle_;
+    int level_;                                  ///< 0, or in how many tuples the keys are
     std::unordered_map<Id, std::size_t> nodes_;  ///< places of long texts and bytes, by node
     Texts texts_;
     Texts bytes_;
     std::unordered_map<std::string, std::size_t, NameHash> longs_;  ///< integers of more than 64 bits, in decimal
     std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide
+    std::map<double, std::size_t> reals_;           ///< without those that are equal to an integer of 64 bits, and NaN
+    std::map<Id, std::size_t> objects_;
+    std::map<std::vector<std::size_t>, std::size_t> tuples_;  ///< by the numbers of their items
+    std::unique_ptr<SeenKeys> items_;                         ///< items of tuples, by number
+    std::size_t item_count_ = 0;                              ///< number of the next new item
     std::optional<std::size_t> none_;
 };
 
@@ -193,10 +222,15 @@ constexpr Row containers[]{
 }  // namespace
 
 Sequence sequence(TreeDraft& draft, Sequence::Kind kind, std::span<const Id> items, NodeId self) {
-    draft.spend(link_cost * items.size());
+    const bool is_set = kind == Sequence::Kind::set || kind == Sequence::Kind::frozenset;
+    draft.spend((is_set ? entry_cost : link_cost) * items.size());
     Sequence out{.kind = kind};
     out.items.reserve(items.size());
-    for (const Id item : items) out.items.push_back(draft.refer(item, {self, out.items.size()}));
+    SeenKeys seen(draft);
+    for (const Id item : items) {
+        const std::size_t place = out.items.size();
+        if (!is_set || seen.place_of(item, place) == place) out.items.push_back(draft.refer(item, {self, place}));
+    }
     return out;
 }
 

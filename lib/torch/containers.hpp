@@ -9,7 +9,8 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Builds a list, tuple, set, frozenset or torch.Size from its items.
+/// Builds a list, tuple, set, frozenset or torch.Size from its items. A set keeps the first of equal members, as in
+/// Python.
 StateTree::Sequence sequence(TreeDraft& draft, StateTree::Sequence::Kind kind, std::span<const PickleGraph::Id> items,
                              StateTree::NodeId self);
 /// Builds a dictionary from alternating keys and values, as Python does: a repeated key keeps its place and gets the

@@ -66,14 +66,8 @@ LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part,
 void LegacyFile::list_storages() {
     const PickleGraph& pickle = object_.graph;
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        const auto class_name = storage_class(pickle, id);
-        const auto type = class_name ? storage_type(*class_name) : std::nullopt;
-        const auto parts = type ? pickle.items(pickle.persistent(id)) : std::span<const PickleGraph::Id>();
-        if (parts.size() < 5 || pickle.kind(parts[4]) != Kind::integer || pickle.integer(parts[4]) < 0) continue;
-        if (pickle.kind(parts[2]) != Kind::text && pickle.kind(parts[2]) != Kind::bytes) continue;
-        if (pickle.text(parts[2]).size() > max_storage_key) continue;
-        storages_.try_emplace(pickle.text(parts[2]),
-                              Stored{.type = *type, .elements = static_cast<std::uint64_t>(pickle.integer(parts[4]))});
+        const auto stated = stated_storage(pickle, id);
+        if (stated) storages_.try_emplace(stated->key, Stored{.type = stated->type, .elements = stated->elements});
     }
 }
 

@@ -82,6 +82,18 @@ StorageId storage_id(const PickleGraph& pickle, Id id) {
     return storage;
 }
 
+std::optional<StorageId> stated_storage(const PickleGraph& pickle, Id id) {
+    const auto class_name = storage_class(pickle, id);
+    const auto type = class_name ? storage_type(*class_name) : std::nullopt;
+    const auto parts = type ? pickle.items(pickle.persistent(id)) : std::span<const Id>();
+    if (parts.size() < 5 || pickle.kind(parts[4]) != Kind::integer || pickle.integer(parts[4]) < 0) return std::nullopt;
+    if (!is_text(pickle, parts[2]) || pickle.text(parts[2]).size() > max_storage_key) return std::nullopt;
+    return StorageId{.key = pickle.text(parts[2]),
+                     .type = *type,
+                     .elements = static_cast<std::uint64_t>(pickle.integer(parts[4])),
+                     .meta = is_text(pickle, parts[3]) && pickle.text(parts[3]) == "meta"};
+}
+
 Id class_of(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::persistent) return id;
     const auto parts = pickle.items(pickle.persistent(id));

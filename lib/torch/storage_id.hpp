@@ -35,6 +35,9 @@ std::optional<std::string_view> storage_class(const PickleGraph& pickle, PickleG
 /// Parses the persistent id of a storage. Throws bad_tensor, shape_overflow, and storage_too_short if a view reaches
 /// past its storage.
 StorageId storage_id(const PickleGraph& pickle, PickleGraph::Id id);
+/// Returns the key, type and element count that a persistent id states, unchecked, and true for the meta device.
+/// Returns nothing for a node that states none of a known type; storage_id() says what is wrong with it.
+std::optional<StorageId> stated_storage(const PickleGraph& pickle, PickleGraph::Id id);
 
 /// Returns the class that a persistent id names: ('module', class, file, source), in the oldest files without the first
 /// part. Returns any other node unchanged.

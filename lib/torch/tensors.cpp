@@ -18,6 +18,7 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
+using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
 Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
@@ -109,6 +110,23 @@ void fit(Geometry& geometry, std::uint64_t elements) {
     }
 }
 
+TwoTypes storages_of_two_types(const PickleGraph& pickle) {
+    std::vector<std::pair<std::string_view, Id>> firsts;  // key and node of the first persistent id of each storage
+    NameIndex by_key;
+    const NamesOf keys(firsts);
+    TwoTypes found;
+    for (Id id = 0; id < pickle.size(); ++id) {
+        const auto stated = stated_storage(pickle, id);
+        if (!stated || stated->meta || stated->elements == 0) continue;
+        const auto number = static_cast<std::uint32_t>(firsts.size());
+        const std::uint32_t first = by_key.add(stated->key, number, keys);
+        if (first == number) firsts.emplace_back(stated->key, id);
+        else if (stated_storage(pickle, firsts[first].second)->type.dtype != stated->type.dtype)
+            found.try_emplace(stated->key, *storage_class(pickle, firsts[first].second), *storage_class(pickle, id));
+    }
+    return found;
+}
+
 std::optional<Dtype> TensorReader::dtype(Id id) const {
     if (id == PickleGraph::nothing || pickle_.kind(id) != Kind::global) return std::nullopt;
     const auto global = pickle_.global(id);
@@ -174,7 +192,7 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
 }
 
 /// Returns the key of a store: dtype in a byte, element count in eight, then the storage's key or node. With torch's
-/// short keys it needs no allocation.
+/// short keys it needs no allocation. The type of the storage is not in it, because a storage has one.
 std::string TensorReader::key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const {
     constexpr std::uint8_t is_embedded = 0x80;  // above all dtypes
     const bool embedded = embedded_.contains(id);
@@ -191,6 +209,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     std::string key = key_of_store(id, storage, dtype, elements);
     const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
     if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
+    if (!embedded_.contains(id) && storage.elements > 0) require_one_type(storage);
     const RecordData data = bytes_of(id, storage);
     const std::uint64_t stated = *byte_size(storage.type.dtype, storage.elements);  // storage_id() has checked it
     const auto wanted = byte_size(dtype, elements);
@@ -205,6 +224,19 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     stores_.push_back({std::move(key), stored_run(dtype, shape, data.source, data.extent.offset)});
     by_key_.add(stores_[number].key, number, key_of);
     return stores_[number].stored;
+}
+
+/// Throws if another persistent id gives the storage another type: torch.load takes the first type for every tensor of
+/// the storage, so the values would not be those that torch reads.
+void TensorReader::require_one_type(const StorageId& storage) {
+    if (!two_types_) two_types_ = storages_of_two_types(pickle_);
+    const auto found = two_types_->find(storage.key);
+    if (found == two_types_->end()) return;
+    Error error =
+        bad_tensor("storage " + safemap::quoted(storage.key) + " has two types, " + std::string(found->second.first) +
+                   " and " + std::string(found->second.second) + "; expected one type for all of its tensors");
+    throw std::move(error).with_hint(
+        "torch.save refuses to write such a file, and torch.load takes the first type for all of its tensors");
 }
 
 void TensorReader::add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated) {

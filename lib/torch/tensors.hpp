@@ -18,7 +18,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -36,6 +38,12 @@ Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides
 /// Checks that a tensor fits into a storage of `elements` elements. Throws shape_overflow, and storage_too_short if the
 /// tensor reaches past the storage. If the tensor has no elements, sets its strides to row-major and its offset to 0.
 void fit(Geometry& geometry, std::uint64_t elements);
+
+/// The class names of storages that a pickle gives two types, by key. Refers to the pickle.
+using TwoTypes = std::unordered_map<std::string_view, std::pair<std::string_view, std::string_view>, NameHash>;
+/// Returns the storages with elements to which the persistent ids of a pickle give two types of elements, each with the
+/// first type and the first other one. Unpickling order counts, as in torch.load.
+TwoTypes storages_of_two_types(const PickleGraph& pickle);
 
 /// A reader of the tensors of one pickle. Tied tensors share a store.
 class TensorReader {
@@ -81,6 +89,7 @@ private:
     Decoding decoding(Dtype dtype, Id metadata) const;
     StorageId storage(Id id);
     RecordData bytes_of(Id id, const StorageId& storage) const;
+    void require_one_type(const StorageId& storage);
     void add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated);
     std::string key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const;
     /// Returns a store of all elements of a storage. A new store has the given shape; an existing one keeps its own.
@@ -97,6 +106,8 @@ private:
     NameIndex by_key_;                        ///< index of stores_
     std::unordered_set<std::string> longer_;  ///< keys of storages with more bytes than the pickle says
     std::string first_longer_;
+    /// Both class names of each storage that has two, by its key; nothing before the first storage is read.
+    std::optional<TwoTypes> two_types_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::torch

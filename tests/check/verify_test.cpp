@@ -1,5 +1,6 @@
 // Tests that verify() reports every fault, not only the first, and reads every byte. From top to bottom: valid files,
 // faults of shards and files, memory, changed files and cancelling, checksums of records, digests.
+#include <safemap/checkpoint.hpp>
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"
@@ -43,6 +44,24 @@ std::string entry(std::string_view name, std::string_view bytes) {
 }
 
 }  // namespace
+
+TEST_CASE("a forged file whose storage has two types is refused, and each of its tensors is a fault") {
+    const auto file = std::filesystem::path(SAFEMAP_TEST_DATA) / "reports" / "two_types" / "two.pt";
+    const auto check = [&](const Error& error) {
+        CHECK(error.code() == Errc::bad_tensor);
+        CHECK(error.path() == file.native());
+        for (const char* const part : {"'0'", "FloatStorage", "IntStorage"})
+            CHECK(error.message().find(part) != std::string::npos);
+    };
+    const auto error = error_of([&] { Checkpoint::open(file); });
+    REQUIRE(error.has_value());
+    check(*error);
+    const auto report = verify(file);
+    REQUIRE(report.faults.size() == 2);
+    for (const Error& fault : report.faults) check(fault);
+    CHECK(report.faults[0].tensor() == "a");
+    CHECK(report.faults[1].tensor() == "b");
+}
 
 TEST_CASE("a valid file has no faults and is read completely") {
     const TempDir dir;

@@ -11,7 +11,7 @@ import sys
 # Long ones first, so that no processor waits for them at the end.
 MODULES = ['like_deepspeed', 'like_dcp', 'training_folders', 'from_torch', 'hf_shards', 'rank_files', 'casts', 'scales',
            'checksums', 'dlpack', 'leaves', 'like_allclose', 'like_hub', 'like_load_state_dict', 'like_numpy',
-           'like_pickle', 'like_safetensors', 'like_weights_only', 'modules', 'structure']
+           'like_pickle', 'like_safetensors', 'like_torch_load', 'like_weights_only', 'modules', 'structure']
 
 
 def run_apart(build, module):

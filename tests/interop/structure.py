@@ -185,14 +185,14 @@ class Reader:
         return made
 
 
-def read(path):
+def read(path, reader=Reader):
     """Reads a safetensors file with a structure document."""
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, 'pt') as file:
         document = json.loads(file.metadata()['safemap.structure'])
     if 'tensor' in document:
         document = json.loads(bytes(tensors.pop(document['tensor']).tolist()))
-    return Reader(tensors).node(document['root'])
+    return reader(tensors).node(document['root'])
 
 
 def random_tree(rng, depth, pool):

@@ -112,6 +112,16 @@ std::string storage_file() {
 
 }  // namespace
 
+TEST_CASE("a storage of two types is refused") {
+    Legacy file = eight();
+    file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", "a", 8), 0, 8), forge::text("y"),
+                               bytes_tensor(storage("CharStorage", "a", 8), 0, 8)});
+    const auto error = fault_of(file);
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::bad_tensor);
+    CHECK(error->message().find("ByteStorage and CharStorage") != std::string::npos);
+}
+
 TEST_CASE("the magic number is recognised in every protocol") {
     const std::string frame = "\x95\x0d"s + std::string(7, '\0');
     CHECK(torch::is_legacy("\x80\x02" + magic_number() + "."));
@@ -181,13 +191,14 @@ TEST_CASE("views of storages in old files begin at their offset") {
 
 TEST_CASE("a storage and its tensors share bytes") {
     Legacy file = eight();
-    file.object = forge::dict({forge::text("s"), storage("ByteStorage", "a", 8), forge::text("x"),
+    file.object = forge::dict({forge::text("s"), storage("ShortStorage", "a", 4), forge::text("x"),
                                bytes_tensor(storage("ShortStorage", "a", 4), 1, 3)});
+    file.storages = stored(4, "01234567");
     const auto flat = flatten(fixtures::open(file.join()).tree);
     REQUIRE(flat.tensors.size() == 1);
     CHECK(loaded(flat.tensors[0]) == "234567");
     REQUIRE(flat.skipped.size() == 1);
-    CHECK(flat.skipped[0].type == "torch.ByteStorage");
+    CHECK(flat.skipped[0].type == "torch.ShortStorage");
 }
 
 TEST_CASE("the sizes of storages are compared with the file and with the pickle") {

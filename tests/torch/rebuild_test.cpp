@@ -198,6 +198,50 @@ TEST_CASE("one storage is shared by tensors of all of it, in any shape, and by t
     CHECK(flat.tensors[4].strided_view().offset == 12);
 }
 
+TEST_CASE("a storage that the pickle gives two types is refused at each of its tensors, wherever the types are") {
+    const auto ints = forge::storage("IntStorage", "0", 16);
+    const auto tensor = [](const std::string& storage) { return forge::tensor(storage, 0, {number(4)}, {number(1)}); };
+    const auto check_refused = [](const std::string& value, std::string_view types) {
+        const auto error = error_of([&] { flat_of(value); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::bad_tensor);
+        CHECK(error->message().find("storage '0' has two types, "s.append(types)) != std::string::npos);
+    };
+    check_refused(forge::dict({forge::text("a"), tensor(floats()), forge::text("b"), tensor(ints)}),
+                  "FloatStorage and IntStorage");
+    // torch.load also takes the type of a storage that the pickle drops, and of one that is no tensor's.
+    check_refused(ints + "0" + in_dict(tensor(floats())), "IntStorage and FloatStorage");
+    check_refused(forge::dict({forge::text("a"), tensor(floats()), forge::text("b"), ints}),
+                  "FloatStorage and IntStorage");
+    const auto v3 = [](const char* type, const char* dtype) {
+        return forge::call(
+            "torch._utils", "_rebuild_tensor_v3",
+            {forge::storage(type, "0", 64), number(0), forge::tuple({number(4)}), forge::tuple({number(1)}), "\x89",
+             forge::call("collections", "OrderedDict", {}), forge::global("torch", dtype)});
+    };
+    check_refused(forge::dict({forge::text("a"), v3("UntypedStorage", "float32"), forge::text("b"), tensor(floats())}),
+                  "UntypedStorage and FloatStorage");
+
+    // One type, as in files of torch.save: an untyped storage is of bytes, and each tensor of it has a dtype.
+    const auto bytes = forge::storage("ByteStorage", "0", 64);
+    CHECK(flat_of(forge::dict({forge::text("a"), v3("UntypedStorage", "uint16"), forge::text("b"),
+                               v3("UntypedStorage", "uint32"), forge::text("c"), tensor(bytes)}))
+              .tensors.size() == 3);
+    // torch.save gives two types to storages without bytes.
+    const auto empty = [](const char* type) {
+        return forge::tensor(forge::storage(type, "0", 0), 0, {number(0)}, {number(1)});
+    };
+    const auto flat =
+        flat_of(forge::dict({forge::text("a"), empty("FloatStorage"), forge::text("b"), empty("IntStorage")}));
+    REQUIRE(flat.tensors.size() == 2);
+    CHECK(flat.tensors[0].dtype() == Dtype::f32);
+    CHECK(flat.tensors[1].dtype() == Dtype::i32);
+    const auto meta = [&](const char* type) { return tensor(forge::storage(type, "0", 16, "meta")); };
+    CHECK(flat_of(forge::dict({forge::text("a"), meta("FloatStorage"), forge::text("b"), meta("IntStorage"),
+                               forge::text("c"), tensor(floats())}))
+              .tensors.size() == 1);
+}
+
 TEST_CASE("bytes of an untyped storage have the tensor's dtype") {
     const auto v3 = [](const char* dtype, std::int64_t count, std::int64_t stride = 1) {
         return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",
@@ -290,6 +334,48 @@ TEST_CASE("keys that are equal in Python are one entry") {
         {forge::text("x"), forge::tensor(floats(), 0, {}, {}), forge::text("x"), forge::tensor(floats(), 1, {}, {})}));
     REQUIRE(flat.tensors.size() == 1);
     CHECK(flat.tensors[0].strided_view().offset == 1);
+}
+
+TEST_CASE("members that are equal in Python are one member of a set") {
+    using Sequence = StateTree::Sequence;
+    const auto count = [](const std::string& value) { return root_as<Sequence>(value).items.size(); };
+    const std::string half = "G\x3f\xe0\0\0\0\0\0\0"s;
+    const std::string nan = "G\x7f\xf8\0\0\0\0\0\0"s;
+    const std::string pair = "K\1" + forge::text("x") + "\x86";
+    for (const char* const how : {"set", "frozenset"}) {
+        CAPTURE(how);
+        const auto set = [&](const std::string& members) {
+            return how == "set"s ? "\x8f(" + members + "\x90" : "(" + members + "\x91";
+        };
+        CHECK(count(set("K\1K\2K\1")) == 2);
+        CHECK(count(set("K\1\x88G\x3f\xf0\0\0\0\0\0\0"s)) == 1);
+        CHECK(count(set(forge::text("a") + forge::text("a") + "NN" + half + half)) == 3);
+        CHECK(count(set(pair + "\x88" + forge::text("x") + "\x86")) == 1);
+        CHECK(count(set(pair + "K\1" + forge::text("y") + "\x86K\1\x85K\1")) == 4);
+        CHECK(count(set("(" + pair + "\x85" + pair + "\x85t" + "(" + pair + "\x85" + pair + "\x85t")) == 1);
+        CHECK(count(set(nan + nan)) == 2);
+        CHECK(count(set(nan + "q\1h\1")) == 1);
+        CHECK(count(set(nan + "q\1" + "\x85" + "h\1\x85")) == 1);
+        // Objects are equal to themselves only.
+        const std::string size = forge::call("torch", "Size", {forge::tuple({number(2)})});
+        CHECK(count(set(size + "q\1" + size + "h\1")) == 2);
+        const auto named = forge::call("__builtin__", how, {"](K\1K\2K\1e"});
+        CHECK(count(named) == 2);
+    }
+    CHECK(count("](K\1K\1e") == 2);
+    CHECK(count("K\1K\1\x86") == 2);
+    CHECK(root_as<StateTree::Dict>("}(" + pair + "K\1" + pair + "K\2" + half + "K\1" + half + "K\2u").items.size() ==
+          2);
+}
+
+TEST_CASE("tuples of a set are compared to a depth that no real file has, in limited memory") {
+    const auto nested = [](int levels) { return "K\1" + times(static_cast<std::size_t>(levels), "\x85"); };
+    CHECK(root_as<StateTree::Sequence>("(" + nested(8) + nested(8) + "\x91").items.size() == 1);
+    CHECK(root_as<StateTree::Sequence>("(" + nested(9) + nested(9) + "\x91").items.size() == 2);
+    // Each tuple has the one before eight times.
+    std::string wide = "K\1q\1";
+    for (int level = 0; level < 8; ++level) wide += "0(" + times(8, "h\1") + "tq\1";
+    CHECK_FAULT(small_tree_of(wide + "\x85\x91"s.insert(0, "0(h\1")), Errc::pickle_too_large);
 }
 
 TEST_CASE("tensors inside unknown objects are found, under attributes and indices") {
