@@ -1,6 +1,10 @@
 // Implements the process-wide pool: its threads sleep until a loop asks for help.
 #include "base/pool.hpp"
 
+#include "base/interruption.hpp"
+
+#include <safemap/error.hpp>
+
 #include <pthread.h>
 
 #include <algorithm>
@@ -29,6 +33,10 @@ struct Loop {
 
     void run(unsigned worker, const std::function<void()>& between) noexcept {
         try {
+            const Interruption interruption([this, &between] {
+                if (failed.load(std::memory_order_relaxed)) throw Error(Errc::cancelled, "another thread has failed");
+                if (between) between();
+            });
             for (;;) {
                 const std::size_t i = next.fetch_add(1);
                 if (i >= count) return;
@@ -44,12 +52,14 @@ struct Loop {
         next.store(count);
         const std::lock_guard lock(mutex);
         if (!first_error) first_error = std::move(error);
+        failed.store(true, std::memory_order_relaxed);
     }
 
     const std::size_t count;
     const unsigned limit;
     const std::function<void(std::size_t, unsigned)>& work;
     std::atomic<std::size_t> next{0};  // may exceed count by one per worker
+    std::atomic<bool> failed{false};
 
     std::mutex mutex;  // guards everything below
     std::condition_variable idle;

@@ -33,7 +33,8 @@ unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexce
 /// the work for which no pool thread is free.
 ///
 /// If `tick` is given, the calling thread calls it between its own calls of work(), and at least ten times a second
-/// while it waits for others. An exception of tick() counts as one of work().
+/// while it waits for others. An exception of tick() counts as one of work(). A long read in work() asks
+/// (base/interruption.hpp): then the calling thread calls tick(), and a read of any thread ends after an exception.
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
 

@@ -21,6 +21,20 @@ struct FreeStream {
     void operator()(ZSTD_DStream* stream) const noexcept { ZSTD_freeDStream(stream); }
 };
 
+/// Memory of one pass: a window of 2 MiB, as zstd's usual levels write, and the buffers around it.
+constexpr std::uint64_t zstd_pass_bytes = std::uint64_t{5} << 19;
+/// Memory of one state, which is a place. More than it takes, so that the states of all streams stay few.
+constexpr std::uint64_t zstd_state_bytes = 4096;
+/// Bytes that a read backwards decodes at least. Most streams are one frame, whose beginning is the only place at which
+/// zstd can begin: the larger the block, the fewer passes.
+constexpr std::uint64_t zstd_kept_bytes = std::uint64_t{4} << 20;
+
+/// The beginning of a frame.
+struct ZstdPlace final : StreamState {
+    explicit ZstdPlace(std::uint64_t at) : consumed(at) {}
+    std::uint64_t consumed;  // bytes of the stream before the frame
+};
+
 /// One pass over a stream of frames.
 class ZstdDecoder final : public StreamDecoder {
 public:
@@ -47,6 +61,16 @@ public:
             if (out.pos == 0 && last && in_.pos == before) return 0;  // truncated: the caller expects more
         }
         return out.pos;
+    }
+    std::unique_ptr<StreamState> state() const override {
+        if (!frame_done_) return nullptr;
+        return std::make_unique<ZstdPlace>(input_.consumed() - (in_.size - in_.pos));
+    }
+    void resume(const StreamState& state) override {
+        if (ZSTD_isError(ZSTD_initDStream(stream_.get())) != 0) throw Error(Errc::out_of_memory, "zstd cannot go on");
+        input_.seek(static_cast<const ZstdPlace&>(state).consumed);
+        in_ = {nullptr, 0, 0};
+        frame_done_ = true;
     }
     /// Returns true if no frame has begun that has not ended.
     bool complete() const noexcept { return frame_done_; }
@@ -119,7 +143,11 @@ ZstdContent scan_zstd(const std::string& record, const Source& source, Extent pa
 std::shared_ptr<const Source> zstd_source(std::string record, std::shared_ptr<const Source> source, Extent packed,
                                           std::uint64_t size) {
     const auto open = [source, packed] { return std::make_unique<ZstdDecoder>(source, packed); };
-    return std::make_shared<StreamSource>(std::move(record), std::move(source), packed, size, open, true);
+    StreamKind kind{.open = open,
+                    .decoder_bytes = zstd_pass_bytes,
+                    .state_bytes = zstd_state_bytes,
+                    .block_bytes = std::clamp<std::uint64_t>(size, 1, zstd_kept_bytes)};
+    return std::make_shared<StreamSource>(std::move(record), std::move(source), packed, size, std::move(kind));
 }
 
 }  // namespace safemap::SAFEMAP_ABI

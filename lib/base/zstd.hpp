@@ -30,9 +30,10 @@ struct ZstdContent {
 ZstdContent scan_zstd(const std::string& record, const Source& source, Extent packed, std::uint64_t most);
 
 /// Returns the decoded bytes of the stream, `size` as scan_zstd() has found, as a Source. Reads nothing yet. read_at()
-/// throws inflate_failed. Reads at rising offsets take one pass over the stream; a read before the previous one starts
-/// again. A pass needs a window of about 2 MiB, so few passes of all such sources are kept at a time. Calls from
-/// several threads run one after another.
+/// throws inflate_failed. Reads at rising offsets take one pass over the stream. A read elsewhere begins at the nearest
+/// frame, and a small read backwards decodes 4 MiB, which are kept (StreamSource). Most streams are one frame: reads
+/// further and further back decode it from its beginning for every 4 MiB. A pass needs a window of about 2 MiB, so few
+/// passes of all streams are kept at a time. Calls from several threads run one after another.
 std::shared_ptr<const Source> zstd_source(std::string record, std::shared_ptr<const Source> source, Extent packed,
                                           std::uint64_t size);
 

@@ -1,5 +1,6 @@
 // Tests zstd streams: reads in any order, several frames, damaged streams, and sizes that are too large.
 #include "base/zstd.hpp"
+#include "base/stream_source.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "zstd_frames.hpp"
@@ -86,6 +87,34 @@ TEST_CASE("frames that follow each other are one stream" * doctest::skip(!has_zs
     CHECK(read(*source, a.size(), b.size()) == b);
     const Packed nothing(forge::zstd_frame(""));
     CHECK(nothing.scan().size == 0);
+}
+
+TEST_CASE("slices further and further back decode a stream of one frame a few times, and of many frames about twice" *
+          doctest::skip(!has_zstd())) {
+    const std::string data = random_text((9U << 20) + 77, 9);
+    for (const bool one : {true, false}) {
+        CAPTURE(one);
+        std::string stream;
+        if (one) stream = forge::zstd_frame(data);
+        else
+            for (std::size_t at = 0; at < data.size(); at += 600'000)
+                stream += forge::zstd_frame(data.substr(at, 600'000));
+        std::uint64_t count = 0;
+        const auto file = callback_source("file", stream.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
+            count += into.size();
+            std::copy_n(std::as_bytes(std::span(stream)).begin() + static_cast<std::ptrdiff_t>(offset), into.size(),
+                        into.begin());
+        });
+        const auto source = zstd_source("item", file, {0, stream.size()}, data.size());
+        constexpr std::size_t slices = 500;
+        const std::size_t each = data.size() / slices;
+        for (std::size_t i = slices; i-- > 0;) REQUIRE(read(*source, i * each, each) == data.substr(i * each, each));
+        // A pass for the first slice. Of one frame: a pass to each of three blocks of 4 MiB. Of many: a pass, and some
+        // frames to the beginning of a block.
+        const std::size_t decoded = 2 * data.size() + (one ? 12U << 20 : 5U << 20);
+        CHECK(count <= decoded + (1U << 20));
+        CHECK((dynamic_cast<const StreamSource&>(*source).states() > 0) == !one);
+    }
 }
 
 TEST_CASE("every stream that is cut short or changed is a fault or has other bytes" * doctest::skip(!has_zstd())) {
