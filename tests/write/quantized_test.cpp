@@ -124,8 +124,10 @@ TEST_CASE("reports: products have the value of number times scale, in BF16 or th
     const std::pair<const char*, const char*> files[] = {{"scaled.safetensors", "l.scale_weight"},
                                                          {"wscale.safetensors", "l.weight_scale"},
                                                          {"dsv3.safetensors", "l.weight_scale_inv"}};
-    for (const auto& [name, scale_name] : files)
+    for (const auto& each : files)
         for (const std::optional<Dtype> dtype : {std::optional<Dtype>(), std::optional(Dtype::f32)}) {
+            const char* const name = each.first;
+            const char* const scale_name = each.second;
             CAPTURE(name);
             const TempDir dir;
             const Checkpoint model = Checkpoint::open(reports / name);
