@@ -10,6 +10,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -412,13 +413,36 @@ private:
             .with_tensor(weight.name);
     }
 
+    /// A module can have two names. DeepSpeed lists its parameters under the first ones only.
     void note_not_saved() {
-        if (!not_saved_.empty())
-            out_.notes.push_back("no file has the values of " + names_text(not_saved_, most_listed) +
+        const Twins twins = twins_of_not_saved();
+        const auto note = [&](const std::map<std::string, std::string>& pairs, std::string_view verb,
+                              std::string_view why) {
+            std::vector<std::string> second;
+            std::vector<std::string> first;
+            for (const std::string& name : not_saved_)
+                if (const auto pair = pairs.find(name); pair != pairs.end()) {
+                    second.push_back(name);
+                    first.push_back(pair->second);
+                }
+            if (second.empty()) return;
+            out_.notes.push_back("the values of " + names_text(second, most_listed) + std::string(verb) +
+                                 names_text(first, most_listed) + std::string(why));
+        };
+        note(twins.certain, " are those of ", ": a parameter of a module with two names is saved under the first one");
+        note(twins.likely, " may be those of ",
+             ": param_shapes does not list them, as for a module with two names, and no other module has such "
+             "parameters");
+        std::vector<std::string> unknown;
+        for (const std::string& name : not_saved_)
+            if (!twins.certain.contains(name) && !twins.likely.contains(name)) unknown.push_back(name);
+        if (!unknown.empty())
+            out_.notes.push_back("no file has the values of " + names_text(unknown, most_listed) +
                                  (model_.without_frozen
                                       ? ": neither param_shapes nor shared_params lists them, and frozen parameters "
                                         "were excluded when the checkpoint was saved"
-                                      : ": param_shapes, frozen_param_shapes and shared_params do not list them"));
+                                      : ": param_shapes, frozen_param_shapes and shared_params do not list them; if a "
+                                        "module has two names, its values are under the first one"));
         if (!model_.objects.empty())
             out_.notes.push_back("the module also has values other than tensors, which are not read: " +
                                  names_text(model_.objects, most_listed));
@@ -434,6 +458,50 @@ private:
                                         : "frozen parameters were excluded when the checkpoint was saved; these "
                                           "modules have no tensors in it: " +
                                               names_text(modules, most_listed));
+    }
+
+    /// The names under which parameters are saved, by second names.
+    struct Twins {
+        std::map<std::string, std::string> certain = {};
+        std::map<std::string, std::string> likely = {};
+    };
+
+    /// Finds them by placeholders. torch.save writes one storage for both names, which no other parameter has. Without
+    /// that, the other module is likely that has parameters of the same names and dtypes in the same order, if it is
+    /// the only one.
+    Twins twins_of_not_saved() const {
+        Twins twins;
+        if (not_saved_.empty()) return twins;
+        const std::unordered_set<std::string_view> lacking(not_saved_.begin(), not_saved_.end());
+        std::unordered_map<const StoredTensor*, std::vector<std::string_view>> by_storage;
+        std::map<std::string_view, std::string> modules;  // the names and dtypes of the parameters of each
+        for (const auto& [name, tensor] : model_.module) {
+            if (tensor.element_count() > 0 || buffers_.contains(name)) continue;
+            if (!lacking.contains(name)) by_storage[tensor.stored().get()].push_back(name);
+            modules[module_of(name)] +=
+                name.substr(name.rfind('.') + 1) + ' ' + std::string(safemap::name(tensor.dtype())) + '\n';
+        }
+        std::unordered_map<std::string_view, std::vector<std::string_view>> alike;
+        for (const auto& [module, parameters] : modules) alike[parameters].push_back(module);
+        for (const auto& [name, tensor] : model_.module) {
+            if (!lacking.contains(name)) continue;
+            const auto same = by_storage.find(tensor.stored().get());
+            const std::string_view own = module_of(name);
+            const auto& both = alike.at(modules.at(own));
+            if (same != by_storage.end() && same->second.size() == 1) {
+                twins.certain.emplace(name, same->second.front());
+            } else if (both.size() == 2 && !model_.without_frozen && !own.empty()) {
+                std::string twin(both[0] == own ? both[1] : both[0]);
+                twin += name.substr(own.size());
+                if (!lacking.contains(twin) && names_.contains(twin)) twins.likely.emplace(name, std::move(twin));
+            }
+        }
+        return twins;
+    }
+
+    static std::string_view module_of(std::string_view name) {
+        const std::size_t dot = name.rfind('.');
+        return name.substr(0, dot == name.npos ? 0 : dot);
     }
 
     std::vector<std::string> modules_without_tensors() const {

@@ -334,7 +334,10 @@ TEST_CASE("tensors of many pieces are gathered by four threads unless the caller
 
 TEST_CASE("a note on a weight that no file has says what does not list it") {
     Run run = Forge::run(small(3, 2));
-    for (const std::uint64_t rank : {0U, 1U}) run.model(rank)["shared_params"] = pt::dict();
+    for (const std::uint64_t rank : {0U, 1U}) {
+        run.model(rank)["shared_params"] = pt::dict();
+        run.model(rank)["module"]["head.weight"] = pt::tensor(Dtype::bf16, {0}, std::string());
+    }
     const Opened opened(run);
     const auto& notes = opened.checkpoint.notes();
     const auto about = [](const std::string& note) { return note.find("head.weight") != std::string::npos; };

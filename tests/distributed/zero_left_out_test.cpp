@@ -105,6 +105,46 @@ TEST_CASE("a second name of a tensor whose first name was left out stands for it
     }
 }
 
+TEST_CASE("the parameters of a module with two names are named where the placeholders show the first names") {
+    const Spec spec = small(3);
+    const auto placeholder = [](const pt::StoragePtr& storage) { return pt::tensor(storage, {0}); };
+    // One storage for both names: torch.save writes a module with two names so.
+    Run shared = Forge::run(spec);
+    each_module(shared, [&](pt::Value& file) {
+        const pt::StoragePtr storage = pt::store(Dtype::bf16, {});
+        file["module"]["down.weight"] = placeholder(storage);
+        file["module"].set("twin.weight", placeholder(storage));
+        file["module"].set("lost.weight", placeholder(pt::store(Dtype::bf16, {})));
+    });
+    const Opened one(shared);
+    check_tensors(one.checkpoint, Forge::weights(spec));
+    CHECK(notes_have(one.checkpoint, "the values of twin.weight are those of down.weight"));
+    CHECK(notes_have(one.checkpoint, "no file has the values of lost.weight"));
+    CHECK(notes_have(one.checkpoint, "if a module has two names"));
+    // Several parameters on one storage show nothing.
+    Run all = Forge::run(spec);
+    each_module(all, [&](pt::Value& file) {
+        const pt::StoragePtr storage = pt::store(Dtype::bf16, {});
+        for (const char* name : {"up.weight", "down.weight"}) file["module"][name] = placeholder(storage);
+        file["module"].set("twin.weight", placeholder(storage));
+    });
+    CHECK(notes_have(Opened(all).checkpoint, "no file has the values of twin.weight"));
+    // Storages of their own, and one other module with such parameters.
+    Run alike = Forge::run(spec);
+    each_module(alike, [&](pt::Value& file) {
+        pt::Value& module = file["module"];
+        for (std::string& key : module.keys)
+            if (key == "down.weight") key = "down.kernel";
+        module.set("twin.kernel", placeholder(pt::store(Dtype::bf16, {})));
+    });
+    for (auto& [name, file] : alike.files)
+        if (name.ends_with("_model_states.pt"))
+            for (pt::Value& group : file["param_shapes"].items)
+                for (std::string& key : group.keys)
+                    if (key == "down.weight") key = "down.kernel";
+    CHECK(notes_have(Opened(alike).checkpoint, "the values of twin.kernel may be those of down.kernel"));
+}
+
 TEST_CASE("a second name can be the first name of another") {
     Run run = Forge::run(small(2));
     run.model()["shared_params"] = pt::dict({{"head.weight", pt::text("embed.weight")},
