@@ -166,10 +166,8 @@ private:
 };
 
 std::vector<Folded> fold_tensors(const Checkpoint& tensors, const Shards& shards) {
-    std::vector<Foldable> names;
-    names.reserve(tensors.size());
-    for (const LazyTensor& tensor : tensors) names.push_back(foldable(tensor, shards.number_of(tensor)));
-    return fold(names);
+    return fold(tensors.size(),
+                [&](std::size_t i) { return foldable(tensors.tensor(i), shards.number_of(tensors.tensor(i))); });
 }
 
 /// Tensor names as a tree: one line for each part at which names branch.

@@ -213,7 +213,10 @@ void Console::announce(std::string_view text) {
     }
 }
 
-void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
+void Console::result(const JsonWriter& object) {
+    print(object.text());
+    print("\n");
+}
 
 void Console::print(std::string_view text) {
     if (silent_) return;

@@ -184,6 +184,8 @@ std::shared_ptr<const Checkpoint::State> Checkpoint::State::derive(const Checkpo
 
 Checkpoint Checkpoint::select(const Selection& selection) const {
     const Names names = all_names(*this, selection);
+    // A copy of a million tensors takes as much memory as the tensors.
+    if (aliases().empty() && names.size() == size()) return *this;
     std::vector<std::string> same;
     same.reserve(names.size());
     for (const NamedTensor& named : names) same.emplace_back(named.name);

@@ -59,13 +59,13 @@ Extent base_bytes(Dtype dtype, std::uint64_t first, std::uint64_t count) {
 }  // namespace
 
 void StoredTensor::count_elements() {
-    const auto count = safemap::element_count(shape_);
+    const auto count = safemap::element_count(shape());
     if (!count || !checked_mul(*count, bits(dtype_)) || *count > static_cast<std::uint64_t>(INT64_MAX))
-        throw Error(Errc::shape_overflow, "the size of shape " + to_string(shape_) + " of " +
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(shape()) + " of " +
                                               std::string(name(dtype_)) + " does not fit in 64 bits");
     if (!byte_size(dtype_, *count))
         throw Error(Errc::partial_byte,
-                    "shape " + to_string(shape_) + " of " + std::string(name(dtype_)) + " does not fill whole bytes");
+                    "shape " + to_string(shape()) + " of " + std::string(name(dtype_)) + " does not fill whole bytes");
     elements_ = *count;
 }
 
@@ -76,7 +76,8 @@ void StoredTensor::check_bytes(const Source& source, std::uint64_t offset, std::
         .with_path(source.name());
 }
 
-StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset)
+StoredTensor::StoredTensor(Dtype dtype, std::shared_ptr<const Shape> shape, std::shared_ptr<const Source> source,
+                           std::uint64_t offset)
     : dtype_(dtype), shape_(std::move(shape)), only_source_(std::move(source)), only_offset_(offset) {
     count_elements();
     if (elements_ > 0) check_bytes(*only_source_, offset, *byte_size(dtype, elements_));
@@ -84,7 +85,7 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Sourc
 
 StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
                            std::span<const IndexedRun> runs)
-    : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
+    : dtype_(dtype), shape_(std::make_shared<const Shape>(std::move(shape))), pieces_(std::make_unique<Pieces>()) {
     count_elements();
     pieces_->table = std::move(table);
     const auto before = [](const IndexedRun& a, const IndexedRun& b) { return a.first < b.first; };
@@ -127,11 +128,11 @@ void StoredTensor::keep_runs(std::span<const IndexedRun> runs) {
 
 StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
                            std::span<const IndexedBox> boxes)
-    : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
+    : dtype_(dtype), shape_(std::make_shared<const Shape>(std::move(shape))), pieces_(std::make_unique<Pieces>()) {
     count_elements();
     Pieces& kept = *pieces_;
     kept.table = std::move(table);
-    kept.rank = shape_.size();
+    kept.rank = shape_->size();
     if (!whole_bytes(dtype))
         throw Error(Errc::bad_tensor, "boxes cannot have the sub-byte dtype " + std::string(name(dtype)));
 
@@ -157,15 +158,15 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Sourc
         kept.boxes.push_back({box->offset, box->source});
         places.insert(places.end(), box->place.start.begin(), box->place.start.end());
         places.insert(places.end(), box->place.extent.begin(), box->place.extent.end());
-        kept.rows += rows_of(shape_, box->place.extent);
+        kept.rows += rows_of(*shape_, box->place.extent);
         kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
-    kept.grid = Grid(shape_, kept.boxes.size(), std::move(places));
+    kept.grid = Grid(*shape_, kept.boxes.size(), std::move(places));
     if (const auto shared = kept.grid.first_shared())
         throw Error(Errc::bad_tensor, "element " + to_string(*shared) + " is in two pieces");
     if (covered != elements_)
         throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, but shape " +
-                                          to_string(shape_) + " has " + std::to_string(elements_));
+                                          to_string(*shape_) + " has " + std::to_string(elements_));
 }
 
 bool is_inside(const Box& box, const Shape& shape) noexcept {
@@ -176,12 +177,12 @@ bool is_inside(const Box& box, const Shape& shape) noexcept {
 }
 
 void StoredTensor::check_box(const IndexedBox& box) const {
-    const std::size_t rank = shape_.size();
+    const std::size_t rank = shape().size();
     if (box.place.start.size() != rank || box.place.extent.size() != rank || box.strides.size() != rank)
         throw Error(Errc::bad_tensor, "a box does not have the " + std::to_string(rank) + " dimensions of its tensor");
-    if (!is_inside(box.place, shape_))
+    if (!is_inside(box.place, shape()))
         throw Error(Errc::bad_tensor, "a box at " + to_string(box.place.start) + " of " + to_string(box.place.extent) +
-                                          " is outside shape " + to_string(shape_));
+                                          " is outside shape " + to_string(shape()));
     if (*safemap::element_count(box.place.extent) == 0) return;
 
     const Source& file = source(box.source);
@@ -212,13 +213,13 @@ StoredTensor::Place StoredTensor::locate(std::uint64_t unit) const noexcept {
 }
 
 StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const noexcept {
-    const std::size_t rank = shape_.size();
+    const std::size_t rank = shape().size();
     if (rank == 0) return {pieces_->boxes[0].source, pieces_->boxes[0].offset, 1, 1};
 
     Shape at(rank, 0);
     for (std::size_t d = rank; d-- > 0;) {
-        at[d] = element % shape_[d];
-        element /= shape_[d];
+        at[d] = element % shape()[d];
+        element /= shape()[d];
     }
     Piece piece = {};  // always found: the boxes hold every element
     each_piece_in({at, Shape(rank, 1)}, [&](const Piece& found) { piece = found; });
@@ -231,7 +232,7 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
     std::size_t d = rank - 1;
     std::uint64_t count = extent[d] - (at[d] - start[d]);
     std::uint64_t row = extent[d];
-    while (d > 0 && extent[d] == shape_[d] && strides[d - 1] == strides[d] * static_cast<std::int64_t>(extent[d])) {
+    while (d > 0 && extent[d] == shape()[d] && strides[d - 1] == strides[d] * static_cast<std::int64_t>(extent[d])) {
         --d;
         count += (extent[d] - 1 - (at[d] - start[d])) * row;
         row *= extent[d];
@@ -282,7 +283,32 @@ std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::s
 std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::shared_ptr<const Source> source,
                                                std::uint64_t offset) {
     if (!source) throw Error(Errc::invalid_argument, "the source of a piece is null");
-    return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(source), offset);
+    return std::make_shared<const StoredTensor>(dtype, std::make_shared<const Shape>(std::move(shape)),
+                                                std::move(source), offset);
+}
+
+std::shared_ptr<const StoredTensor> StoredRuns::add(Dtype dtype, const Shape& shape,
+                                                    std::shared_ptr<const Source> source, std::uint64_t offset) {
+    if (!source) throw Error(Errc::invalid_argument, "the source of a piece is null");
+    if (source != last_source_) {
+        // There may be as many sources as tensors.
+        tensors_.reset();
+        last_source_ = source;
+        return std::make_shared<const StoredTensor>(dtype, shared(shape), std::move(source), offset);
+    }
+    if (!tensors_ || tensors_->size() == tensors_->capacity()) {
+        tensors_ = std::make_shared<std::vector<StoredTensor>>();
+        tensors_->reserve(at_once);  // never moves what was given out
+    }
+    return {tensors_, &tensors_->emplace_back(dtype, shared(shape), std::move(source), offset)};
+}
+
+const std::shared_ptr<const Shape>& StoredRuns::shared(const Shape& shape) {
+    std::size_t hash = shape.size();
+    for (const std::uint64_t dimension : shape) hash = hash * 31 + static_cast<std::size_t>(dimension);
+    auto& known = shapes_[(hash ^ hash / shapes_.size()) % shapes_.size()];
+    if (!known || *known != shape) known = std::make_shared<const Shape>(shape);
+    return known;
 }
 
 std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes) {

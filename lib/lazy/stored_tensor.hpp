@@ -1,5 +1,5 @@
-// The stored form of a tensor, kept compact: 136 bytes for a tensor of one run, 24 for each of several runs, 64 for a
-// box of two dimensions, and up to 32 more per box if the boxes do not form a grid.
+// The stored form of a tensor, kept compact: 64 bytes for a tensor of one run whose shape others have too, 24 for each
+// of several runs, 64 for a box of two dimensions, and up to 32 more per box if the boxes do not form a grid.
 #pragma once
 
 #include "lazy/grid.hpp"
@@ -8,6 +8,8 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/lazy_tensor.hpp>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,10 +25,11 @@ public:
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedRun> runs);
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedBox> boxes);
     /// Makes a tensor of one run.
-    StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset);
+    StoredTensor(Dtype dtype, std::shared_ptr<const Shape> shape, std::shared_ptr<const Source> source,
+                 std::uint64_t offset);
 
     Dtype dtype() const noexcept { return dtype_; }
-    const Shape& shape() const noexcept { return shape_; }
+    const Shape& shape() const noexcept { return *shape_; }
     std::uint64_t element_count() const noexcept { return elements_; }
     /// Returns the bytes of a unit.
     unsigned unit_size() const noexcept { return whole_bytes(dtype_) ? element_size(dtype_) : 1; }
@@ -54,7 +57,7 @@ public:
     /// Calls visit(piece, number of its dimensions) for every piece, in the order of their starts.
     template <class Visit> void each_piece(Visit&& visit) const {
         if (in_boxes())
-            for (std::size_t box = 0; box < pieces_->boxes.size(); ++box) visit(pieces_->piece(box), shape_.size());
+            for (std::size_t box = 0; box < pieces_->boxes.size(); ++box) visit(pieces_->piece(box), shape().size());
         else each_run(visit);
     }
     /// Calls visit(piece) for each box that overlaps `region`, which is inside the base and not empty. Requires
@@ -133,12 +136,30 @@ private:
     Place locate_in_boxes(std::uint64_t element) const noexcept;
 
     Dtype dtype_;
-    Shape shape_;
+    std::shared_ptr<const Shape> shape_;  // shared, because few shapes are those of most tensors
     std::uint64_t elements_ = 0;
     // The single run, as almost every tensor has; otherwise pieces_.
     std::shared_ptr<const Source> only_source_;
     std::uint64_t only_offset_ = 0;
     std::unique_ptr<Pieces> pieces_;
+};
+
+/// The maker of many tensors of one run. It allocates tensors of one source together, so that each takes 64 bytes. They
+/// share equal shapes. The memory of 64 tensors is freed when no one uses any of them.
+class StoredRuns {
+public:
+    /// Does what stored_run() does.
+    std::shared_ptr<const StoredTensor> add(Dtype dtype, const Shape& shape, std::shared_ptr<const Source> source,
+                                            std::uint64_t offset);
+
+private:
+    static constexpr std::size_t at_once = 64;
+
+    const std::shared_ptr<const Shape>& shared(const Shape& shape);
+
+    std::shared_ptr<const Source> last_source_;
+    std::shared_ptr<std::vector<StoredTensor>> tensors_;   // the newest of that source
+    std::array<std::shared_ptr<const Shape>, 64> shapes_;  // a later shape replaces an earlier one in its place
 };
 
 /// Returns true if the box has the rank of `shape` and is inside it.

@@ -1,6 +1,5 @@
 // Reads one safetensors file.
-#include <safemap/advanced/stored_tensor.hpp>
-
+#include "lazy/stored_tensor.hpp"
 #include "open/formats.hpp"
 #include "open/olmo.hpp"
 #include "open/readers.hpp"
@@ -69,9 +68,10 @@ Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOpt
     contents.has_metadata = header.has_metadata;
     for (const Error& fault : header.tolerated) contents.notes.push_back("allowed: " + std::string(fault.what()));
     contents.tensors.reserve(header.tensors.size());
-    for (safetensors::TensorInfo info : header.tensors)
+    StoredRuns stored;
+    for (const safetensors::TensorInfo& info : header.tensors)
         contents.tensors.emplace_back(std::string(info.name),
-                                      stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
+                                      stored.add(info.dtype, info.shape, source, info.data.offset));
     return contents;
 }
 

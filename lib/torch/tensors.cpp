@@ -221,7 +221,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     }
     if (stated < data.extent.size) add_longer(storage.key, data.extent.size, stated);
     const auto number = static_cast<std::uint32_t>(stores_.size());
-    stores_.push_back({std::move(key), stored_run(dtype, shape, data.source, data.extent.offset)});
+    stores_.push_back({std::move(key), runs_.add(dtype, shape, data.source, data.extent.offset)});
     by_key_.add(stores_[number].key, number, key_of);
     return stores_[number].stored;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/name_index.hpp"
+#include "lazy/stored_tensor.hpp"
 #include "pickle/pickle.hpp"
 #include "torch/embedded.hpp"
 #include "torch/rebuild.hpp"
@@ -103,6 +104,7 @@ private:
     /// One store per storage, dtype and element count, so that tied tensors share it. A storage has a key, or is
     /// embedded.
     std::vector<Store> stores_;
+    StoredRuns runs_;
     NameIndex by_key_;                        ///< index of stores_
     std::unordered_set<std::string> longer_;  ///< keys of storages with more bytes than the pickle says
     std::string first_longer_;

@@ -155,13 +155,14 @@ public:
             for (; first < cut.ends[rank]; ++first)
                 members.push_back({&cut.tensors[first], first, layout_.chosen[cut.chosen[first]].dtype});
             if (members.empty() && rank > 0) break;  // nor have the ranks after it any
-            sort_for_file(members);
+            sort_for_file(members);                  // so that the same tensors give the same metadata
             std::vector<std::uint32_t> numbers;
             for (const Stored& member : members) numbers.push_back(member.number);
             Pairs metadata = rank_metadata(rank == 0);
             put_sorted(metadata, safetensors::sharding_info_key,
                        sharding_info_of(cut, numbers, input_.tensors, layout_.chosen, dimension));
-            add_file(state::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), members, std::move(metadata));
+            add_file(state::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), std::move(members),
+                     std::move(metadata));
         }
         layout_.files.front().has_checkpoint_digest = options_.checksums;
         for (const std::uint32_t from : cut.chosen) layout_.part_of.push_back(layout_.chosen[from].number);
@@ -366,7 +367,7 @@ private:
         return specs;
     }
 
-    /// Sorts by the order in the file, so that the same tensors give the same metadata.
+    /// Sorts by the order in the file.
     void sort_for_file(std::vector<Stored>& members) {
         const std::vector<std::uint32_t> order = file_order(specs_of(members));
         std::vector<Stored> sorted;
@@ -375,24 +376,16 @@ private:
         members = std::move(sorted);
     }
 
-    void add_file(const std::string& name, const std::vector<Stored>& members, Pairs metadata) {
-        const std::vector<TensorSpec> specs = specs_of(members);
-        const std::vector<std::uint32_t> order = file_order(specs);
-
-        std::vector<TensorSpec> ordered;
-        ordered.reserve(order.size());
-        for (const std::uint32_t i : order) ordered.push_back(specs[i]);
-        if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(ordered));
-        const bool has_metadata = !metadata.empty() || options_.empty_metadata;
+    void add_file(const std::string& name, std::vector<Stored> members, Pairs metadata) {
+        sort_for_file(members);
         PlannedFile file{.name = name,
-                         .head = safetensors::write_header(ordered, metadata, has_metadata, options_.alignment),
+                         .head = header_of(members, std::move(metadata)),
                          .tensors = {},
                          .size = 0,
                          .lists_digests = options_.checksums};
-        file.tensors.reserve(order.size());
+        file.tensors.reserve(members.size());
         std::uint64_t offset = file.head.size();
-        for (const std::uint32_t i : order) {
-            const Stored& member = members[i];
+        for (const Stored& member : members) {
             file.tensors.push_back({.offset = offset, .number = member.number, .dtype = member.dtype});
             if (offset % options_.alignment != 0) ++layout_.unaligned_tensors;
             const auto end = checked_add(offset, bytes_as(*member.tensor, member.dtype));
@@ -401,6 +394,14 @@ private:
         }
         file.size = offset;
         layout_.files.push_back(std::move(file));
+    }
+
+    /// Returns the header of a file with these tensors, in this order.
+    std::string header_of(const std::vector<Stored>& members, Pairs metadata) {
+        const std::vector<TensorSpec> specs = specs_of(members);
+        if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(specs));
+        const bool has_metadata = !metadata.empty() || options_.empty_metadata;
+        return safetensors::write_header(specs, metadata, has_metadata, options_.alignment);
     }
 
     std::vector<std::uint32_t> file_order(std::span<const TensorSpec> specs) const {

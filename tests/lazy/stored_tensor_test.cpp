@@ -141,4 +141,31 @@ TEST_CASE("a hundred thousand runs in as many sources are described quickly") {
     CHECK(runs({count}, pieces)->piece_count() == count);
 }
 
+TEST_CASE("many tensors of one run are what each is alone, and outlive each other") {
+    std::mt19937 random(3);
+    const std::vector<std::shared_ptr<const Source>> sources = {bytes(4'000), bytes(2'000)};
+    StoredRuns runs;
+    std::vector<std::pair<std::shared_ptr<const StoredTensor>, std::shared_ptr<const StoredTensor>>> pairs;
+    for (int i = 0; i < 2'000; ++i) {
+        Shape shape;
+        for (auto rank = random() % 4; rank > 0; --rank) shape.push_back(random() % 8);
+        const auto& source = sources[random() % 40 == 0 ? 1 : 0];
+        const Dtype dtype = random() % 2 == 0 ? Dtype::u8 : Dtype::bf16;
+        const std::uint64_t offset = random() % 1'000;
+        pairs.emplace_back(runs.add(dtype, shape, source, offset), stored_run(dtype, shape, source, offset));
+        if (random() % 3 == 0) pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(random() % pairs.size()));
+    }
+    for (const auto& [made, alone] : pairs) {
+        CHECK(made->dtype() == alone->dtype());
+        CHECK(made->shape() == alone->shape());
+        CHECK(made->element_count() == alone->element_count());
+        CHECK(made->piece_count() == alone->piece_count());
+        CHECK(&made->source(0) == &alone->source(0));
+        CHECK(made->locate(0).offset == alone->locate(0).offset);
+    }
+    CHECK_FAULT(runs.add(Dtype::u8, {3}, nullptr, 0), Errc::invalid_argument);
+    CHECK_FAULT(runs.add(Dtype::u8, {4'001}, sources[0], 0), Errc::storage_too_short);
+    CHECK_OK(runs.add(Dtype::u8, {4'000}, sources[0], 0));
+}
+
 }  // namespace stored_tensor_test

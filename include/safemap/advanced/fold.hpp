@@ -3,7 +3,9 @@
 
 #include <safemap/api.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,11 +43,17 @@ struct SAFEMAP_API Folded {
 /// Folds names into groups. Returns the groups in the order of their first names. The braces are exact: every
 /// combination of the numbers in them is one of the names. Time and memory are linear in the names.
 ///
+/// A number is a part that consists of digits. Digits with zeros in front are folded with digits of the same width, and
+/// may then follow other characters of their part: "w{000..127}" for "w000" to "w127".
+///
 /// Example:
 ///     auto groups = safemap::fold({{.name = "layers.0.weight"}, {.name = "layers.1.weight"}});
 ///     std::string name = groups[0].name();    // "layers.{0..1}.weight"
 ///     std::string times = groups[0].times();  // "x 2"
 SAFEMAP_API std::vector<Folded> fold(const std::vector<Foldable>& names);
+/// Folds the names that `name_at` returns for the numbers below `count`. Calls it twice for each number, and keeps no
+/// name that is folded: memory is linear in the groups. Exceptions of `name_at` pass through.
+SAFEMAP_API std::vector<Folded> fold(std::size_t count, const std::function<Foldable(std::size_t)>& name_at);
 
 /// Returns the name of the model part that a tensor belongs to: the name up to its first number, or, without a number,
 /// the name without its last part. "model.layers" for "model.layers.0.mlp.weight", "model.norm" for
