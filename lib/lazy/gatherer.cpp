@@ -37,9 +37,11 @@ namespace {
 
 constexpr std::size_t window_size = 1U << 20;    // bytes read at once for scattered parts
 constexpr std::size_t rows_window = 256U << 10;  // the same for rows, which are copied while they are in the CPU cache
-constexpr std::size_t cast_size = 512U << 10;    // bytes of stored elements converted at once
-constexpr std::size_t max_parts = 8192;          // collected before they are read
-constexpr std::size_t max_jobs = 2048;           // collected before they are read, decoded and cast
+// Extent of a part in the window: as long as the window, and with room for neighbours that begin a little later.
+constexpr std::size_t shared_window = window_size - ScatteredExtent::worthwhile_gap;
+constexpr std::size_t cast_size = 512U << 10;  // bytes of stored elements converted at once
+constexpr std::size_t max_parts = 8192;        // collected before they are read
+constexpr std::size_t max_jobs = 2048;         // collected before they are read, decoded and cast
 constexpr std::uint64_t direct_size = Gatherer::long_part;
 // The same for a file, which reads many parts with one call: from 1 KiB on, a piece of preadv costs less than a copy.
 constexpr std::uint64_t file_direct_size = 1U << 10;
@@ -376,10 +378,22 @@ private:
         to_units(axes, in);
         nearest_last(axes, in, out);
         if (axes.empty()) axes.push_back({1, 1, stored_->unit_size()});
+        long_last(axes);
         const Axis inner = axes.back();
         axes.pop_back();
         each_step(axes, static_cast<std::uint64_t>(in), static_cast<std::uint64_t>(out),
                   [&](std::uint64_t at, std::uint64_t to) { emit(at, to, inner); });
+    }
+
+    // Swaps the last two axes if the last one has only a few elements: a part costs more than they do. The elements of
+    // the other axis are read together, too, because they are near each other.
+    void long_last(std::vector<Axis>& axes) const {
+        constexpr std::uint64_t few = 8;
+        if (axes.size() < 2) return;
+        Axis& outer = axes[axes.size() - 2];
+        Axis& inner = axes.back();
+        const std::uint64_t distance = static_cast<std::uint64_t>(outer.in) * stored_->unit_size();
+        if (inner.extent <= few && outer.extent > inner.extent && distance <= worthwhile_gap) std::swap(outer, inner);
     }
 
     // Converts elements to units in the base and to bytes in the output. Throws partial_byte_slice if elements of a
@@ -509,7 +523,7 @@ private:
         const auto distance = static_cast<std::uint64_t>(std::abs(part.in_step));
         const std::uint64_t most = distance == 0               ? part.count
                                    : distance > worthwhile_gap ? 1
-                                                               : (window_size - unit) / distance + 1;
+                                                               : (shared_window - unit) / distance + 1;
         while (part.count > 0) {
             Part piece = part;
             piece.count = std::min(part.count, most);

@@ -1,11 +1,12 @@
-// Cuts files into stretches. From top to bottom: tensors that stand apart, the runs that a window of a stream is stored
-// in, the block that fits these runs, and the stretches.
+// Cuts files into stretches. From top to bottom: tensors that stand apart, strips of one storage, the runs that a
+// window of a stream is stored in, the block that fits these runs, and the stretches.
 #include "write/cuts.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/strides.hpp>
 
 #include "lazy/stored_tensor.hpp"
+#include "lazy/strips.hpp"
 
 #include <algorithm>
 
@@ -29,6 +30,31 @@ bool stands_apart(const LazyTensor& tensor, Dtype written) {
     const StridedView& view = tensor.strided_view();
     return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
 }
+
+/// Finds strips of one storage in a file, from the first tensor to the last.
+class StripFinder {
+public:
+    StripFinder(std::span<const LazyTensor> tensors, const PlannedFile& file) : tensors_(tensors), file_(file) {}
+
+    /// Returns how many tensors, from number `i` on, are read together; 0 if tensor `i` is not one of several. `i` must
+    /// not be less than before.
+    std::uint32_t from(std::uint32_t i) {
+        if (i < judged_) return 0;
+        const auto at = [this](std::size_t n) -> const LazyTensor& { return tensors_[file_.tensors[n].number]; };
+        const Dtype dtype = file_.tensors[i].dtype;
+        const std::size_t alike = whole_bytes(dtype) ? count_strips(i, file_.tensors.size(), at) : 1;
+        std::uint32_t count = 1;
+        while (count < alike && file_.tensors[i + count].dtype == dtype) ++count;
+        judged_ = i + count;
+        const bool is_small = end_of(file_, judged_ - 1) - file_.tensors[i].offset <= small_strided;
+        return count == 1 || is_small ? 0 : count;
+    }
+
+private:
+    std::span<const LazyTensor> tensors_;
+    const PlannedFile& file_;
+    std::uint32_t judged_ = 0;  // tensors before this number are judged
+};
 
 /// A window of a stream, and the runs that it is stored in.
 struct Window {
@@ -125,17 +151,21 @@ std::vector<Cut> cuts_of(std::span<const LazyTensor> tensors, const PlannedFile&
     const auto apart = [&](std::uint32_t i) {
         return stands_apart(tensors[file.tensors[i].number], file.tensors[i].dtype);
     };
+    StripFinder finder(tensors, file);
     for (std::uint32_t i = 0; i < count;) {
+        std::uint32_t strips = 0;
         StreamCutter stream(buffer, cuts);
-        for (; i < count && !apart(i); ++i)
+        for (; i < count && (strips = finder.from(i)) == 0 && !apart(i); ++i)
             stream.add(tensors[file.tensors[i].number], file.tensors[i].dtype, i, file.tensors[i].offset,
                        end_of(file, i));
         stream.close();
         if (i == count) break;
+        const std::uint32_t next = i + std::max(strips, 1U);
         const std::uint64_t begin = file.tensors[i].offset;
-        const std::uint64_t size = end_of(file, i) - begin;
-        if (size > 0) cuts.push_back({.bytes = {begin, size}, .first = i, .count = 1, .kind = Cut::Kind::blocks});
-        ++i;
+        const std::uint64_t size = end_of(file, next - 1) - begin;
+        const Cut::Kind kind = strips > 0 ? Cut::Kind::strips : Cut::Kind::blocks;
+        if (size > 0) cuts.push_back({.bytes = {begin, size}, .first = i, .count = next - i, .kind = kind});
+        i = next;
     }
     return cuts;
 }

@@ -1,4 +1,5 @@
-// How a file is cut for the copy engine: into streams of tensors side by side, and tensors that stand apart.
+// How a file is cut for the copy engine: into streams of tensors side by side, tensors that stand apart, and strips of
+// one storage.
 #pragma once
 
 #include "lazy/blocks.hpp"
@@ -33,6 +34,7 @@ struct Cut {
     enum class Kind : std::uint8_t {
         stream,  ///< tensors side by side, cut wherever the file's offset is a multiple of `block`
         blocks,  ///< one tensor, cut as Blocks says
+        strips,  ///< tensors whose elements alternate in one storage, cut as Strips says
     };
     Extent bytes = {};
     std::uint32_t first = 0;    ///< first of its tensors, counted in the file

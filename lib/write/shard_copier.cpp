@@ -1,7 +1,8 @@
 // Copies tensors into files. Files are cut into units of at most one block. Workers take the units in the order of the
 // output, gather each unit into their buffer and write it. From top to bottom:
 // - Stretch: a stretch of a file that is cut in one way; cuts.cpp finds them. A stream is tensors side by side, cut at
-//   the file's blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself.
+//   the file's blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself. Tensors whose
+//   elements alternate in one storage, such as the columns of a matrix, are strips: a unit has a range of each.
 // - Planning: each file is adopted from a killed process, or allocated and cut into stretches. A unit is computed from
 //   its number, so the plan is short. With several processes, each has a share of the units (share.cpp).
 // - Copying: a unit, with all tensors in it, is gathered, fed to the digests, and written from a buffer where it has
@@ -168,8 +169,12 @@ void ShardCopier::plan() {
 void ShardCopier::plan(std::uint32_t file) {
     const std::size_t before = units_.size();
     for (const Cut& cut : cuts_of(tensors_, layout_.files[file], workers_.buffer_size())) {
-        const bool stream = cut.kind == Cut::Kind::stream;
-        add({cut, file}, stream ? cut.units() : blocks_of(layout_.files[file].tensors[cut.first]).count());
+        const PlannedFile& planned = layout_.files[file];
+        switch (cut.kind) {
+            case Cut::Kind::stream: add({cut, file}, cut.units()); break;
+            case Cut::Kind::blocks: add({cut, file}, blocks_of(planned.tensors[cut.first]).count()); break;
+            case Cut::Kind::strips: add({cut, file}, strips_of(cut, planned).units()); break;
+        }
     }
     files_[file].units = units_.size() - before;
 }
@@ -184,8 +189,8 @@ std::uint64_t ShardCopier::units_of(std::size_t stretch) const noexcept {
     return units_.end_of(stretch) - (stretch == 0 ? 0 : units_.end_of(stretch - 1));
 }
 
-/// Marks the tensor that is cut before the unit `boundary`. Its first bytes are of the process `owner`, which computes
-/// its digest.
+/// Marks the tensors that are cut before the unit `boundary`. Their first bytes are of the process `owner`, which
+/// computes their digests.
 void ShardCopier::find_cut(std::uint64_t boundary, unsigned owner) {
     if (boundary >= units_.size()) return;
     const BlockRow::Place place = units_.at(static_cast<std::size_t>(boundary));
@@ -193,12 +198,21 @@ void ShardCopier::find_cut(std::uint64_t boundary, unsigned owner) {
     const Stretch& stretch = stretches_[place.item];
     const PlannedFile& file = layout_.files[stretch.file];
     std::size_t at = stretch.first;
+    if (stretch.kind == Cut::Kind::strips) {
+        const Strips::Unit unit = strips_of(stretch, file).unit(place.block);
+        for (std::size_t i = 0; i < unit.count && unit.part.offset > 0; ++i)
+            mark_cut(file.tensors[at + unit.first + i], owner);
+        return;
+    }
     if (stretch.kind == Cut::Kind::stream) {
         const std::uint64_t offset = stretch.unit(place.block).offset;
         while (at + 1 < file.tensors.size() && file.tensors[at + 1].offset <= offset) ++at;
         if (file.tensors[at].offset == offset) return;
     }
-    const PlannedTensor& tensor = file.tensors[at];
+    mark_cut(file.tensors[at], owner);
+}
+
+void ShardCopier::mark_cut(const PlannedTensor& tensor, unsigned owner) {
     if (cut_[tensor.number]) return;  // by an earlier boundary, too
     cut_[tensor.number] = true;
     if (owner == process_.rank) to_hash_.push_back(tensor);
@@ -216,7 +230,7 @@ void ShardCopier::take_share(const Share& share) {
         if (begin >= end) continue;
         files_[stretch.file].units_left += end - begin;
         if (evictions_ != nullptr) plan_evictions(stretch, units, begin, end);
-        if (!digests_ || stretch.kind == Cut::Kind::stream) continue;
+        if (!digests_ || stretch.kind != Cut::Kind::blocks) continue;
         const PlannedTensor& tensor = layout_.files[stretch.file].tensors[stretch.first];
         if (blocks_of(tensor).ranges() || (!cut_.empty() && cut_[tensor.number])) continue;
         stretch.boxes_left = &boxes_left_.emplace_back(units);
@@ -233,9 +247,10 @@ void ShardCopier::plan_evictions(Stretch& stretch, std::uint64_t units, std::uin
         const std::uint64_t end = end_of(file, i);
         if (end > stretch.bytes.end()) return;
         if (end == file.tensors[i].offset) continue;  // no elements
-        const bool stream = stretch.kind == Cut::Kind::stream;
-        const std::uint64_t ends_in =
-            stream ? (end - 1) / stretch.block - stretch.bytes.offset / stretch.block : units - 1;
+        std::uint64_t ends_in = units - 1;
+        if (stretch.kind == Cut::Kind::stream)
+            ends_in = (end - 1) / stretch.block - stretch.bytes.offset / stretch.block;
+        if (stretch.kind == Cut::Kind::strips) ends_in = strips_of(stretch, file).last_unit_of(i - stretch.first);
         if (ends_in < first) continue;
         if (ends_in >= last) return;
         evictions_->add(tensors_[file.tensors[i].number], stretch.first_unit + ends_in);
@@ -254,6 +269,12 @@ Blocks ShardCopier::blocks_of(const PlannedTensor& planned) const {
     if (Blocks::wants_rows(tensor) && planned.offset % element_size(planned.dtype) == 0)
         blocks.align(planned.offset, page);
     return blocks;
+}
+
+Strips ShardCopier::strips_of(const Cut& cut, const PlannedFile& file) const {
+    const PlannedTensor& planned = file.tensors[cut.first];
+    return {tensors_[planned.number], planned.dtype, cut.count,
+            std::min<std::uint64_t>(workers_.buffer_size(), largest_block) - page};
 }
 
 /// Returns the tensor as it is written.
@@ -348,8 +369,9 @@ void ShardCopier::copy(BlockRow::Place unit, unsigned worker) {
     const Stretch& stretch = stretches_[unit.item];
     in_file(stretch.file, [&] {
         open(stretch.file);
-        const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, unit.block, worker)
-                                                                : copy_block(stretch, unit.block, worker);
+        const bool done = stretch.kind == Cut::Kind::stream   ? copy_stream(stretch, unit.block, worker)
+                          : stretch.kind == Cut::Kind::strips ? copy_strips(stretch, unit.block, worker)
+                                                              : copy_block(stretch, unit.block, worker);
         if (!done) return;
         if (evictions_ != nullptr) evictions_->done(stretch.first_unit + unit.block);
         if (files_[stretch.file].units_left.fetch_sub(1) == 1) leave(stretch.file);
@@ -439,6 +461,31 @@ bool ShardCopier::copy_block(const Stretch& stretch, std::uint64_t number, unsig
     watch_.add(bytes.size());
     const bool last_box = stretch.boxes_left != nullptr && stretch.boxes_left->fetch_sub(1) == 1;
     return !last_box || read_back(stretch, worker);
+}
+
+/// Copies a range of each of some strips. Whole strips follow each other in the file and are written together.
+bool ShardCopier::copy_strips(const Stretch& stretch, std::uint64_t number, unsigned worker) {
+    const PlannedFile& file = layout_.files[stretch.file];
+    const Strips strips = strips_of(stretch, file);
+    const Strips::Unit unit = strips.unit(number);
+    const std::span planned = std::span(file.tensors).subspan(stretch.first + unit.first, unit.count);
+    const std::uint64_t begin = planned.front().offset;
+    const std::uint64_t size = end_of(file, stretch.first) - file.tensors[stretch.first].offset;  // of each strip
+    const auto bytes = in_page(begin, unit.bytes(), worker);
+    strips.gather(
+        unit, workers_.gatherer(worker), bytes, {.watch = &watch_},
+        [&](std::size_t i) -> const LazyTensor& { return tensors_[file.tensors[stretch.first + i].number]; },
+        counts_of(planned.front(), worker));
+    const auto part = static_cast<std::size_t>(unit.part.size);
+    const bool whole = unit.part.size == size;
+    for (std::size_t i = 0; i < unit.count; ++i) {
+        const auto own = bytes.subspan(i * part, part);
+        if (!feed(planned[i], size, unit.part.offset, own, worker)) return false;
+        if (!whole) output(stretch).write_at(planned[i].offset + unit.part.offset, own);
+    }
+    if (whole) output(stretch).write_at(begin, bytes);
+    watch_.add(bytes.size());
+    return true;
 }
 
 /// Feeds bytes to the digests. Units are taken in order, and each waits only for earlier units.

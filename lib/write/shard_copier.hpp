@@ -6,6 +6,7 @@
 #include "lazy/blocks.hpp"
 #include "lazy/bulk.hpp"
 #include "lazy/cast_counts.hpp"
+#include "lazy/strips.hpp"
 #include "write/cuts.hpp"
 #include "write/destination.hpp"
 #include "write/evictions.hpp"
@@ -101,6 +102,8 @@ private:
     void take_share(const Share& share);
     void plan_evictions(Stretch& stretch, std::uint64_t units, std::uint64_t first, std::uint64_t last);
     Blocks blocks_of(const PlannedTensor& planned) const;
+    Strips strips_of(const Cut& cut, const PlannedFile& file) const;
+    void mark_cut(const PlannedTensor& tensor, unsigned owner);
     LazyTensor value(const PlannedTensor& planned) const;
 
     void do_unit(BlockRow::Place unit, unsigned worker);
@@ -110,6 +113,7 @@ private:
     template <class Visit> bool each_part(const Stretch& stretch, Extent unit, Visit&& visit) const;
     std::span<std::byte> scratch_of(const LazyTensor& tensor, std::uint64_t used, unsigned worker);
     bool copy_block(const Stretch& stretch, std::uint64_t number, unsigned worker);
+    bool copy_strips(const Stretch& stretch, std::uint64_t number, unsigned worker);
     bool feed(const PlannedTensor& planned, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
               unsigned worker);
     bool read_back(const Stretch& stretch, unsigned worker);
