@@ -205,6 +205,7 @@ private:
         ++layout_.tensors;
         // An unsupported cast throws now, not when half of the files are written.
         if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
+        if (dtype != tensor.dtype() && state::is_fp8(tensor.dtype())) ++fp8_cast_;
         layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
         layout_.read_bytes = sum_of_sizes(layout_.read_bytes, stored_bytes(tensor));
         if (tensor.stored()->dtype() != dtype) note_cast(stored_dtype(tensor), dtype);
@@ -239,6 +240,11 @@ private:
     }
 
     void note_fp8() {
+        if (fp8_cast_ > 0)
+            layout_.notes.push_back(
+                (fp8_cast_ == 1 ? std::string("1 F8 tensor is") : std::to_string(fp8_cast_) + " F8 tensors are") +
+                " cast without scales, because none are beside them; if other files have the "
+                "scales, convert all files together");
         for (const SaveReport::Cast& cast : layout_.casts)
             if (state::is_fp8(cast.to) && !state::is_fp8(cast.from))
                 return layout_.notes.push_back("the cast to " + std::string(name(cast.to)) +
@@ -482,6 +488,7 @@ private:
     const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
+    std::uint64_t fp8_cast_ = 0;    // F8 tensors that are cast and are not multiplied by scales
     std::deque<Shape> raw_shapes_;  // shapes that headers have instead of the tensors' own
     Layout layout_;
 };

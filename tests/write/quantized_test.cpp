@@ -216,6 +216,14 @@ TEST_CASE("a cast to F8 has a note that there are no scales") {
     CHECK(!has_note(save(dir / "b", model, {.dtype = Dtype::bf16})));
 }
 
+TEST_CASE("a cast of F8 numbers without scales has a note that other files may have them") {
+    const TempDir dir;
+    const std::vector<LazyTensor> model = {tensor("l.weight", Dtype::f8_e4m3, {4, 4}), tensor("norm", Dtype::f32, {4})};
+    CHECK(save(dir / "a", model, {.dtype = Dtype::bf16}).notes.size() == 1);
+    CHECK(save(dir / "b", model, {.dtype = Dtype::bf16, .keep_dtype = Selection::glob("l.*")}).notes.empty());
+    CHECK(save(dir / "c", model).notes.empty());
+}
+
 TEST_CASE("a selection and new names do not hide what is quantised") {
     const TempDir dir;
     const Checkpoint model = Checkpoint::open(reports / "wscale.safetensors");
