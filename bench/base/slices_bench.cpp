@@ -63,7 +63,7 @@ void slices(benchmark::State& state, Order order, std::size_t count) {
         for (const std::size_t number : numbers) source->read_at(number * each, out);
         benchmark::DoNotOptimize(out.data());
     }
-    state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * each * count));
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(each * count));
 }
 
 }  // namespace

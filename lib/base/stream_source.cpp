@@ -46,7 +46,7 @@ std::span<const std::byte> StreamInput::next() {
 /// nobody reads them at that moment. The mutex of a stream is locked after this one, and never before it.
 struct KeptMemory {
     std::mutex mutex;                        // guards everything below, and StreamSource::kept_
-    std::list<const StreamSource*> streams;  // those that keep memory, the one that began to last first
+    std::list<const StreamSource*> streams;  // the one that began to keep memory last is first
     std::uint64_t total = 0;
 
     static KeptMemory& all() {
@@ -284,7 +284,7 @@ std::size_t StreamSource::decode(std::span<std::byte> into) const {
 
 // States.
 
-/// Returns the last kept state that is not behind `offset`; a null state at 0 if there is none.
+/// Returns the last kept state that is not behind `offset`; without one, a null state at 0.
 StreamIndex::Found StreamSource::nearest(std::uint64_t offset) const {
     return index_ ? index_->best(offset).value_or(StreamIndex::Found{}) : StreamIndex::Found{};
 }
@@ -339,8 +339,8 @@ std::uint64_t StreamSource::in_use() const noexcept {
     return (decoder_ ? kind_.decoder_bytes : 0) + (block_ ? kind_.block_bytes : 0) + state_count() * kind_.state_bytes;
 }
 
-/// Counts memory before it is allocated. Returns false, and counts nothing, if there is no room for it and it is not
-/// forced. The next settle() takes back what was not allocated.
+/// Counts memory before it is allocated. Returns false, and counts nothing, without room for it, unless `forced`. The
+/// next settle() takes back what was not allocated.
 bool StreamSource::reserve(std::uint64_t bytes, bool forced) const {
     KeptMemory& memory = KeptMemory::all();
     const std::lock_guard lock(memory.mutex);

@@ -138,7 +138,7 @@ private:
     mutable std::unique_ptr<StreamDecoder> decoder_;
     mutable std::uint64_t position_ = 0;          // in the decoded bytes: where the decoder is, or the last one was
     mutable std::unique_ptr<StreamIndex> index_;  // null until a read leaves a gap or goes backwards
-    mutable std::unique_ptr<std::byte[]> block_;  // of block_bytes, or null
+    mutable std::unique_ptr<std::byte[]> block_;  // block_bytes, or null
     mutable std::uint64_t block_at_ = 0;
     mutable std::size_t block_size_ = 0;  // bytes of it that are decoded
 

@@ -16,7 +16,7 @@ import torch
 import structure
 from common import DTYPES, Case, safemap, tensor_of
 
-# What safemap reads in another way than torch, by the name under which docs/format.md has it ("Where safemap and
+# Values that safemap reads in another way than torch; docs/format.md lists them ("Where safemap and
 # torch.load differ"). Everything else that differs is a failure.
 DIFFERENCES = ('the last dimension of float4', 'bytes of bool above 1', 'the type of an empty storage')
 
@@ -115,6 +115,11 @@ def changed_file(rng, saved):
     return out.getvalue()
 
 
+def spelled(key):
+    """Returns the text of a key. Classes and functions are objects here, and have no text."""
+    return 'a class, function or object' if isinstance(key, structure.Object) or callable(key) else repr(key)
+
+
 class Reader(structure.Reader):
     def read_g(self, parts, path):
         """Returns a class or function as an object with its name."""
@@ -153,7 +158,7 @@ class LikeTorchLoad(Case):
             return None
         self.assertIs(type(ours), type(theirs), where)
         if isinstance(theirs, dict):
-            self.assertEqual(list(map(repr, ours)), list(map(repr, theirs)), where)
+            self.assertEqual(list(map(spelled, ours)), list(map(spelled, theirs)), where)
             for (key, value), other in zip(ours.items(), theirs.values()):
                 self.same(value, other, f'{where}/{key!r}', found)
         elif isinstance(theirs, (list, tuple)):
@@ -161,7 +166,7 @@ class LikeTorchLoad(Case):
             for place, (value, other) in enumerate(zip(ours, theirs)):
                 self.same(value, other, f'{where}/{place}', found)
         elif isinstance(theirs, (set, frozenset)):
-            self.assertEqual(sorted(map(repr, ours)), sorted(map(repr, theirs)), where)
+            self.assertEqual(sorted(map(spelled, ours)), sorted(map(spelled, theirs)), where)
         else:
             self.assertEqual(repr(ours), repr(theirs), where)
         return None
