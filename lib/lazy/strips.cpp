@@ -48,7 +48,7 @@ bool is_strip(const LazyTensor& tensor) {
     if (!tensor.stored()->in_one_run() || !whole_bytes(tensor.dtype()) || tensor.element_count() == 0) return false;
     const StridedView view = tensor.strided_view();
     std::uint64_t row = 1;       // elements that are contiguous in the storage, too
-    std::uint64_t elements = 1;  // of the dimensions so far
+    std::uint64_t elements = 1;  // count in the dimensions so far
     std::int64_t inner = 0;
     for (std::size_t d = view.shape.size(); d-- > 0;) {
         if (view.shape[d] == 1) continue;

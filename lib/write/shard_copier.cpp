@@ -470,7 +470,7 @@ bool ShardCopier::copy_strips(const Stretch& stretch, std::uint64_t number, unsi
     const Strips::Unit unit = strips.unit(number);
     const std::span planned = std::span(file.tensors).subspan(stretch.first + unit.first, unit.count);
     const std::uint64_t begin = planned.front().offset;
-    const std::uint64_t size = end_of(file, stretch.first) - file.tensors[stretch.first].offset;  // of each strip
+    const std::uint64_t size = end_of(file, stretch.first) - file.tensors[stretch.first].offset;  // bytes of one strip
     const auto bytes = in_page(begin, unit.bytes(), worker);
     strips.gather(
         unit, workers_.gatherer(worker), bytes, {.watch = &watch_},
