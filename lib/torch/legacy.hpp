@@ -27,7 +27,8 @@ public:
     /// Reads the file in `part` of the source; `part` must be inside the source. Calls `seen` with each pickle. Throws
     /// the pickle_* faults, file_truncated, unknown_format if the magic number or the version is wrong, and bad_tensor
     /// if the storages do not match the object.
-    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {});
+    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {},
+               std::uint64_t least_memory = PickleLimits::least_memory);
     // Not copied: keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;
@@ -62,8 +63,9 @@ private:
 /// is left out: an opaque object takes its place.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
-/// Reads a legacy file as read_legacy() does, but its value with `interpret`.
+/// Reads a legacy file as read_legacy() does, but its value with `interpret`. `least_memory` is
+/// that of PickleLimits::of_packed().
 Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
-                         NamedGlobals* globals);
+                         NamedGlobals* globals, std::uint64_t least_memory = PickleLimits::least_memory);
 
 }  // namespace safemap::SAFEMAP_ABI::torch
