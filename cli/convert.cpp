@@ -487,6 +487,7 @@ private:
 
     SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
         SaveOptions options = options_;
+        options.max_header_bytes = common.open.max_header_bytes;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
         options.team = Nodes::team_for_save();

@@ -52,6 +52,7 @@ private:
         ProgressBar bar(console);
         const DeferSignals deferred;
         SaveOptions options = options_;
+        options.max_header_bytes = common.open.max_header_bytes;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
         return repair(in_, out_, options, common.open);

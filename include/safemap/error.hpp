@@ -45,7 +45,7 @@ enum class Errc : std::uint8_t {
     file_truncated,    ///< a file that ends before the data that it declares
 
     header_too_short,      ///< a safetensors file of fewer than eight bytes
-    header_too_large,      ///< a header over the limit (100,000,000 bytes; for reading, max_header_bytes)
+    header_too_large,      ///< a header over the limit (max_header_bytes, by default 100,000,000 bytes)
     header_past_end,       ///< a header length that reaches past the end of the file
     header_not_utf8,       ///< a header that is not UTF-8
     header_not_json,       ///< a header that is not JSON, or not an object
@@ -63,7 +63,7 @@ enum class Errc : std::uint8_t {
     size_mismatch,         ///< data_offsets that do not match shape × dtype
     trailing_bytes,        ///< bytes after the last tensor; with `--strict-globals`, after a plain pickle
 
-    index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
+    index_not_json,        ///< an index file that is not JSON, or is larger than 512 MiB
     index_bad_field,       ///< an index without a `weight_map` that is a map of strings
     commit_list_damaged,   ///< an invalid list of an interrupted save (`.safemap-tmp/commit`), which cannot be finished
     shard_outside_folder,  ///< a shard name that is empty, absolute, or has `..`, a drive, a backslash or a NUL

@@ -69,7 +69,9 @@ struct OpenOptions {
     // Options that affect behaviour.
     Policy policy = Policy::compatible;
     Access access = Access::automatic;
-    /// Maximum length of a safetensors header, in bytes. The default is the limit of the reference implementation.
+    /// Maximum length of a safetensors header, in bytes. The default is the limit of the reference implementation. At
+    /// most 4,294,967,295: a larger number counts as that. Reading a header takes up to eight times its length in
+    /// memory.
     std::uint64_t max_header_bytes = 100'000'000;
     /// If true, a torch file whose pickle names an unknown class or function anywhere throws unknown_global. If false,
     /// the objects that it would make are opaque and listed in skipped(), and calls that would run code in notes().

@@ -87,6 +87,11 @@ struct SaveOptions {
     bool apply_scales = false;
     /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;
+    /// Maximum bytes of a header. The default is the limit of the reference implementation, whose readers refuse longer
+    /// ones. Shards are cut at it, or at this limit if it is lower. Throws header_too_large beyond this limit: in a
+    /// single file, the file of a rank, and a shard of one tensor, or of one layer that ShardStrategy::by_prefix does
+    /// not split. At most 4,294,967,295. OpenOptions::max_header_bytes is the limit for reading.
+    std::uint64_t max_header_bytes = 100'000'000;
     /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
     /// format. With several shards, the index gets the pairs in its `metadata`, without the format. Each shard gets
     /// only "format": "pt", as huggingface_hub writes it, and with `checksums` the digests of its tensors.
@@ -128,8 +133,8 @@ struct SaveOptions {
     /// none. The state of an optimizer belongs in "optimizer"; verify() of `out` checks that folder too.
     ///
     /// - Each folder gets the files of a save of its own, with its own index. Of the options for contents and layout,
-    ///   only `max_shard_size`, `alignment`, `align_tensors`, `strategy`, `index_style`, `structure` and `checksums`
-    ///   apply to it. The options for how files are written apply to the whole save.
+    ///   only `max_shard_size`, `max_header_bytes`, `alignment`, `align_tensors`, `strategy`, `index_style`,
+    ///   `structure` and `checksums` apply to it. The options for how files are written apply to the whole save.
     /// - With `overwrite`, the model in an existing folder is replaced, and every other file in it stays. A folder that
     ///   is not named here does not change.
     /// - If `out` is replaced file by file, a program that opens `out/optimizer`, and not `out`, may see files of both

@@ -16,6 +16,7 @@
 #include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"
 #include "pickle/zip.hpp"
+#include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "torch/legacy.hpp"
 #include "torch/plain.hpp"
@@ -117,7 +118,7 @@ bool is_safetensors(const Source& source, std::string_view head) {
 }
 
 bool is_cut_safetensors(const Source&, std::string_view head) {
-    return head.size() > 8 && header_length(head) < 100'000'000 && head[8] == '{';
+    return head.size() > 8 && header_length(head) <= safetensors::longest_header && head[8] == '{';
 }
 
 bool is_numpy_archive(const Source&, std::string_view head) {

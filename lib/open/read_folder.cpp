@@ -162,7 +162,7 @@ Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderSha
 }
 
 /// Takes files of any name as Hugging Face shards if their content says so. Names alone do not show that.
-void find_shards(Located& found) {
+void find_shards(Located& found, std::uint64_t max_header_bytes) {
     FolderShape& shape = found.shape;
     const bool indexed = shape.finished && shape.kind != ShapeKind::shards;
     if (indexed || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
@@ -170,7 +170,7 @@ void find_shards(Located& found) {
     for (const std::string& name : found.names.files)
         if (state::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
     if (candidates.size() < 2) return;
-    FileNames shards = safetensors::shard_files(*found.folder, candidates, OpenOptions().max_header_bytes);
+    FileNames shards = safetensors::shard_files(*found.folder, candidates, max_header_bytes);
     if (shards.empty()) return;
     shape = {.kind = ShapeKind::hf_shards, .files = std::move(shards)};
     for (const std::string& name : found.names.files)
@@ -179,10 +179,10 @@ void find_shards(Located& found) {
 
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
 /// that folder.
-bool is_here(Located& found, bool may_descend) {
+bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
     found.names = state::names_in(*found.folder);
     found.shape = state::shape_of(found.names);
-    find_shards(found);
+    find_shards(found, max_header_bytes);
     if (found.shape.kind != ShapeKind::folder) return true;
     const std::string& name = found.shape.files.front();
     auto below = may_descend ? found.folder->folder(name) : nullptr;
@@ -208,12 +208,13 @@ void add_optimizer(Contents& contents, const std::string& where, std::function<C
     contents.optimizer = std::move(optimizer);
 }
 
-Located locate(std::shared_ptr<const Folder> folder) {
+Located locate(std::shared_ptr<const Folder> folder, std::uint64_t max_header_bytes) {
     constexpr int most_levels = 4;  // a link may lead back
     Located found{.folder = std::move(folder)};
     for (int levels = 0;; ++levels) {
         const std::shared_ptr<const Folder> here = found.folder;
-        if (about_file(here->name(), [&] { return is_here(found, levels < most_levels); })) return found;
+        if (about_file(here->name(), [&] { return is_here(found, levels < most_levels, max_header_bytes); }))
+            return found;
     }
 }
 

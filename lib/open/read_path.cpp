@@ -53,7 +53,7 @@ void add_optimizer(const Located& found, const OpenOptions& options, Contents& c
         "/ has the state of the optimizer; Checkpoint::optimizer() gives it, --optimizer converts it");
     contents.optimizer = [inner, options] {
         ThrowFirst faults;
-        return read_located(locate(inner), options, faults);
+        return read_located(locate(inner, options.max_header_bytes), options, faults);
     };
 }
 
@@ -66,7 +66,7 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
         Located found;
         SettledSink settled(faults, *folder, found);
         try {
-            found = locate(folder);
+            found = locate(folder, options.max_header_bytes);
             Contents contents =
                 read_located(found, options, attempt == most_attempts ? faults : static_cast<FaultSink&>(settled));
             add_optimizer(found, options, contents);
@@ -196,7 +196,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     const auto source = open_file(path, mapping);
     if (!is_index(*source)) {
         Contents contents = read_file(source, options, faults);
-        note_stale_copy(path, contents);
+        note_stale_copy(path, options, contents);
         note_rank(path, contents);
         return contents;
     }

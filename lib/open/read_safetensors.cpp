@@ -48,7 +48,7 @@ private:
         const Sniffed sniffed = sniff(source_);
         const std::string is = sniffed.content == Content::zip ? "a zip, as torch.save writes" : sniffed.looks_like;
         Error known(error.code(), error.message() + (is.empty() ? "" : "; this is " + is));
-        return std::move(known.with_hint(sniffed.hint));
+        return std::move(known.with_hint(sniffed.hint).with_hint(error.hint()));
     }
 
     FaultSink& next_;

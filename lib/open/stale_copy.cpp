@@ -43,14 +43,14 @@ void note_of_safetensors(const fs::path& path, Contents& contents) {
     contents.notes.push_back(stale_note(path, *stale));
 }
 
-void note_of_torch(const fs::path& path, Contents& contents) {
+void note_of_torch(const fs::path& path, const OpenOptions& options, Contents& contents) {
     fs::path other = path;
     other.replace_extension(".safetensors");
     std::error_code ignored;
     if (other == path || !fs::is_regular_file(other, ignored)) return;
     ThrowFirst faults;
-    const auto header = read_header(*open_file(other, Mapping::never), safetensors::Rules::lenient,
-                                    OpenOptions().max_header_bytes, faults);
+    const auto header =
+        read_header(*open_file(other, Mapping::never), safetensors::Rules::lenient, options.max_header_bytes, faults);
     const std::string* const stored = state::find_value(header.metadata, state::source_key);
     if (stored == nullptr || *stored == state::fingerprint(*contents.sources.front())) return;
     contents.notes.push_back(stale_note(other, path));
@@ -58,10 +58,10 @@ void note_of_torch(const fs::path& path, Contents& contents) {
 
 }  // namespace
 
-void note_stale_copy(const fs::path& path, Contents& contents) {
+void note_stale_copy(const fs::path& path, const OpenOptions& options, Contents& contents) {
     try {
         if (contents.format == Format::safetensors) note_of_safetensors(path, contents);
-        else note_of_torch(path, contents);
+        else note_of_torch(path, options, contents);
     } catch (const Error&) {  // a fault of the other file, or of a file that is being written
     }
 }

@@ -10,6 +10,6 @@ namespace safemap::SAFEMAP_ABI::open {
 
 /// Adds a note if `path`, which has been read to `contents`, and the file beside it with the other ending do not have
 /// the same fingerprint, or no longer have it. Ignores faults of the other file.
-void note_stale_copy(const std::filesystem::path& path, Contents& contents);
+void note_stale_copy(const std::filesystem::path& path, const OpenOptions& options, Contents& contents);
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -53,11 +53,17 @@ Text read_text(const Source& source, std::uint64_t max_header_bytes) {
         throw Error(Errc::header_too_short, "the file has " + bytes_text(file_size) + ", but a header length takes 8");
     std::uint64_t size = 0;
     source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
-    // simdjson counts in 32 bits.
-    const std::uint64_t limit = std::min<std::uint64_t>(max_header_bytes, simdjson::SIMDJSON_MAXSIZE_BYTES);
-    if (size > limit)
-        throw Error(Errc::header_too_large,
+    static_assert(longest_header <= simdjson::SIMDJSON_MAXSIZE_BYTES);
+    const std::uint64_t limit = std::min(max_header_bytes, longest_header);
+    if (size > limit) {
+        Error error(Errc::header_too_large,
                     "the header length is " + std::to_string(size) + ", the limit is " + std::to_string(limit));
+        // Otherwise the file is damaged, or of another format.
+        if (size <= longest_header && size <= file_size - length_bytes)
+            error.with_hint("--max-header-size " + std::to_string(size) +
+                            " (OpenOptions::max_header_bytes) reads it, if you trust the file");
+        throw std::move(error);
+    }
     if (size > file_size - length_bytes)
         throw Error(Errc::header_past_end, "the header length is " + std::to_string(size) + ", but only " +
                                                bytes_text(file_size - length_bytes) + " follow it");

@@ -116,6 +116,11 @@ struct Header {
 /// all of it is `__metadata__`); afterwards the header and 32 bytes per tensor.
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults);
 
+/// The limit of the reference implementation, for reading and for writing.
+inline constexpr std::uint64_t usual_max_header = 100'000'000;
+/// No longer header can be read: the parser of JSON counts in 32 bits.
+inline constexpr std::uint64_t longest_header = 0xFFFF'FFFF;
+
 /// A tensor to write.
 struct TensorSpec {
     std::string_view name;
@@ -130,9 +135,17 @@ std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors);
 /// Returns length, JSON and padding: everything before the data. Tensors are in the file in the given order, without
 /// gaps; `metadata` keeps its order too. The data begins at a multiple of `alignment`. For alignment 8, the bytes are
 /// those of the reference implementation. Throws name_collision (a name given twice, or `__metadata__`), unnamed_dtype,
-/// partial_byte, shape_overflow, header_too_large.
+/// partial_byte, shape_overflow, header_too_large for a header longer than `max_header_bytes`.
 std::string write_header(std::span<const TensorSpec> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
-                         std::uint32_t alignment);
+                         std::uint32_t alignment, std::uint64_t max_header_bytes = usual_max_header);
+
+/// Returns the number of bytes that a tensor takes in a header, or a few more: for a file with at most `data_bytes` of
+/// data. With `digest`, adds its entry in the list of digests. `buffer` is for text. Throws what write_header() throws
+/// for this tensor.
+std::uint64_t bytes_in_header(const TensorSpec& tensor, std::uint64_t data_bytes, bool digest, std::string& buffer);
+/// Returns the number of bytes that a header takes besides its tensors, or a few more.
+std::uint64_t bytes_around_tensors(std::span<const std::pair<std::string, std::string>> metadata,
+                                   std::uint32_t alignment);
 
 }  // namespace safemap::SAFEMAP_ABI::safetensors

@@ -8,6 +8,7 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 
 #include <algorithm>
@@ -26,9 +27,6 @@ std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
 }
 
 namespace {
-
-/// The limit of the reference implementation, for writing too.
-constexpr std::uint64_t max_written_header = 100'000'000;
 
 void append_text(std::string& json, std::string_view text) {
     if (!is_utf8(text))
@@ -94,7 +92,7 @@ std::size_t expected_size(std::span<const TensorSpec> tensors,
 
 std::string write_header(std::span<const TensorSpec> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
-                         std::uint32_t alignment) {
+                         std::uint32_t alignment, std::uint64_t max_header_bytes) {
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
         throw Error(Errc::invalid_argument,
                     "invalid alignment " + std::to_string(alignment) + "; expected 8, 64, 256 or 4096");
@@ -114,11 +112,34 @@ std::string write_header(std::span<const TensorSpec> tensors,
     file.append((alignment - file.size() % alignment) % alignment, ' ');
 
     const std::uint64_t size = file.size() - length_bytes;
-    if (size > max_written_header)
-        throw Error(Errc::header_too_large, "the header would have " + bytes_text(size) + ", the limit is " +
-                                                std::to_string(max_written_header));
+    const std::uint64_t limit = std::min(max_header_bytes, longest_header);
+    if (size > limit)
+        throw Error(Errc::header_too_large,
+                    "the header would have " + bytes_text(size) + ", the limit is " + std::to_string(limit));
     std::memcpy(file.data(), &size, length_bytes);
     return file;
+}
+
+std::uint64_t bytes_in_header(const TensorSpec& tensor, std::uint64_t data_bytes, bool digest, std::string& buffer) {
+    return about_tensor(tensor.name, [&] {
+        // Where the tensor is last in the file, its offsets have the most digits.
+        const std::uint64_t own = value_bytes(tensor.dtype, *tensor.shape);
+        buffer.clear();
+        append_tensor(buffer, tensor, data_bytes - std::min(own, data_bytes));
+        buffer += ',';
+        if (!digest) return std::uint64_t{buffer.size()};
+        const std::pair<std::string_view, Digest> entry(tensor.name, Digest());
+        json::append_string(buffer, write_digests({&entry, 1}), json::Charset::utf8);  // braces are as long as a comma
+        return std::uint64_t{buffer.size()};
+    });
+}
+
+std::uint64_t bytes_around_tensors(std::span<const std::pair<std::string, std::string>> metadata,
+                                   std::uint32_t alignment) {
+    std::string json;
+    append_metadata(json, metadata);
+    constexpr std::uint64_t digests = 256;  // names of the lists of digests, and the digest of all of them
+    return json.size() + digests + alignment;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::safetensors

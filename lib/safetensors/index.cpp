@@ -17,8 +17,9 @@ namespace safemap::SAFEMAP_ABI::safetensors {
 
 namespace {
 
-/// Far above any existing index: a million tensors take 100 MB. Reading takes about five times the size in memory.
-constexpr std::uint64_t max_index_bytes = 128_MiB;
+/// Far above any existing index: a million tensors take 100 MB, and their shards have headers of that size. Reading
+/// takes about five times the size in memory.
+constexpr std::uint64_t max_index_bytes = 512_MiB;
 
 std::string read_text(const Source& source) {
     return json::read_text(source, max_index_bytes, Errc::index_not_json, "an index");

@@ -123,7 +123,8 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
         std::erase_if(metadata, [&](const auto& entry) {
             return write::hashes_a_file(entry.first) && !options.set.contains(entry.first);
         });
-        const SaveOptions saving{.alignment = alignment_of(model),
+        const SaveOptions saving{.max_header_bytes = options.open.max_header_bytes,
+                                 .alignment = alignment_of(model),
                                  .structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep,
                                  .checksums = digests,
                                  .overwrite = true,

@@ -37,6 +37,7 @@ void require_name(const std::string& name, const SaveOptions& options, const Lay
 /// Returns the options for contents and layout that also apply to folders, as SaveOptions::folders lists them.
 SaveOptions options_for_folders(const SaveOptions& options) {
     return {.max_shard_size = options.max_shard_size,
+            .max_header_bytes = options.max_header_bytes,
             .alignment = options.alignment,
             .align_tensors = options.align_tensors,
             .strategy = options.strategy,
@@ -115,7 +116,7 @@ std::vector<std::string> notes_on_folders(const std::filesystem::path& out, cons
         !std::filesystem::is_directory(out / name, ignored))
         return {};
     try {
-        if (model_files(out / name).empty()) return {};
+        if (model_files(out / name, options.max_header_bytes).empty()) return {};
     } catch (const Error& error) {
         if (error.code() != Errc::several_models) return {};
     }

@@ -4,7 +4,8 @@
 // - with_own_digests(): the metadata without the digests of the files that were read.
 // - choose(), skip_other_names(): the dtype of each tensor. Tensors that cannot be saved are skipped. Casts that would
 //   separate quantised numbers from their scales are refused before (write/quantized.hpp).
-// - sized(), number_layers(): sizes, storages and layers, which split() turns into shards.
+// - split_tensors(), header_bytes(), sized(), number_layers(): sizes, bytes in headers, storages and layers, which
+//   split() turns into shards.
 // - note_large_layers(), note_order(): notes for the report.
 // - rank_shards(), rank_metadata(): a file for each rank, with slices of tensors.
 // - add_file(), add_index(): the order in each file, its header, and the index. Places for digests stay zero in the
@@ -17,6 +18,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "base/checked.hpp"
+#include "base/faults.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/scaled.hpp"
@@ -118,6 +120,7 @@ public:
     }
 
     Layout one_file(const std::string& name) && {
+        single_file_ = true;
         std::vector<std::uint32_t> all(layout_.chosen.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
         add_only_file(name, all);
@@ -126,7 +129,7 @@ public:
     }
 
     Layout shards() && {
-        Split split = write::split(sized(), options_.max_shard_size, options_.strategy);
+        Split split = split_tensors();
         if (split.shards.empty()) split.shards.emplace_back();  // an empty checkpoint is one file without tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
@@ -259,16 +262,62 @@ private:
         ++known->tensors;
     }
 
-    /// Returns what split() needs to know of each tensor. Contiguous views of one storage stay together, as in
-    /// huggingface_hub, if the shard then stays within its maximum. Sizes are of what is written: for a storage, the
-    /// parts that are saved.
-    std::vector<Sized> sized() const {
+    Split split_tensors() {
+        std::uint64_t most = header_for_tensors(shard_metadata());
+        const std::vector<Sized> tensors = sized(most);
+        Split split = write::split(tensors, {options_.max_shard_size, most}, options_.strategy);
+        if (split.shards.size() != 1) return split;
+        // The only file also has the metadata of the whole, which is otherwise in the index.
+        std::uint64_t all = 0;
+        std::uint64_t largest = 0;
+        for (const Sized& each : tensors) {
+            all += each.header;
+            largest = std::max(largest, each.header);
+        }
+        if (all <= header_for_tensors(whole_metadata())) return split;
+        return write::split(tensors, {options_.max_shard_size, std::min(most, all / 2 + largest)}, options_.strategy);
+    }
+
+    /// Returns the bytes that the header of a shard has left for tensors. A higher limit than the usual one is for
+    /// files that cannot be cut: shards are for every reader.
+    std::uint64_t header_for_tensors(const Pairs& metadata) const {
+        const std::uint64_t most = std::min(options_.max_header_bytes, safetensors::usual_max_header);
+        return most - std::min(safetensors::bytes_around_tensors(metadata, options_.alignment), most);
+    }
+
+    /// Returns the bytes that each chosen tensor takes in a header, or no numbers if all of them fit into one header.
+    std::vector<std::uint64_t> header_bytes() {
+        constexpr std::uint64_t most_in_name = 24;  // the most that JSON makes of one byte, also in a list of digests
+        constexpr std::uint64_t most_beside = 512;
+        constexpr std::uint64_t most_digits = 21;
+        std::uint64_t at_most = 0;
+        for (const ChosenTensor& chosen : layout_.chosen)
+            at_most +=
+                most_in_name * tensor(chosen).name().size() + most_digits * tensor(chosen).shape().size() + most_beside;
+        if (at_most <= header_for_tensors(whole_metadata())) return {};
+        std::vector<std::uint64_t> bytes;
+        bytes.reserve(layout_.chosen.size());
+        std::string buffer;
+        for (const ChosenTensor& chosen : layout_.chosen) {
+            bytes.push_back(safetensors::bytes_in_header(spec({&tensor(chosen), chosen.number, chosen.dtype}),
+                                                         layout_.data_bytes, options_.checksums, buffer));
+            raw_shapes_.clear();
+        }
+        return bytes;
+    }
+
+    /// Returns what split() needs to know of each tensor, for headers with so many bytes for tensors. Contiguous views
+    /// of one storage stay together, as in huggingface_hub, if the shard then stays within its maximum. Sizes are of
+    /// what is written: for a storage, the parts that are saved.
+    std::vector<Sized> sized(std::uint64_t most_in_header) {
+        const std::vector<std::uint64_t> headers = header_bytes();
         std::vector<Sized> sized;
         sized.reserve(layout_.chosen.size());
         struct Group {
             std::uint32_t first;
             std::uint32_t members;
             std::uint64_t size;
+            std::uint64_t header;
         };
         std::unordered_map<const StoredTensor*, Group> groups;
         // In huggingface_hub, all tensors without elements share one storage, whose address is 0 (here null). For
@@ -284,11 +333,12 @@ private:
         };
         for (std::uint32_t i = 0; i < layout_.chosen.size(); ++i) {
             const LazyTensor& t = tensor(layout_.chosen[i]);
-            sized.push_back({.size = bytes_as(t, layout_.chosen[i].dtype)});
+            sized.push_back({.size = bytes_as(t, layout_.chosen[i].dtype), .header = headers.empty() ? 0 : headers[i]});
             const auto storage = storage_of(t, layout_.chosen[i].dtype);
             if (!storage) continue;
-            Group& group = groups.try_emplace(*storage, Group{i, 0, 0}).first->second;
+            Group& group = groups.try_emplace(*storage, Group{i, 0, 0, 0}).first->second;
             ++group.members;
+            group.header += sized.back().header;
             group.size += sized.back().size;  // at most data_bytes, so it fits
         }
         for (std::uint32_t i = 0; i < layout_.chosen.size(); ++i) {
@@ -296,7 +346,7 @@ private:
             const auto storage = storage_of(t, layout_.chosen[i].dtype);
             if (!storage) continue;
             const Group& group = groups.at(*storage);
-            if (group.members == 1 || group.size > options_.max_shard_size) continue;
+            if (group.members == 1 || group.size > options_.max_shard_size || group.header > most_in_header) continue;
             sized[i].storage = std::uint64_t{group.first} + 1;
             if (i == group.first) sized[i].size = group.size;
         }
@@ -385,10 +435,16 @@ private:
     void add_file(const std::string& name, std::vector<Stored> members, Pairs metadata) {
         sort_for_file(members);
         PlannedFile file{.name = name,
-                         .head = header_of(members, std::move(metadata)),
+                         .head = adding([this](Error& error) { add_hint(error); },
+                                        [&] { return header_of(members, std::move(metadata)); }),
                          .tensors = {},
                          .size = 0,
                          .lists_digests = options_.checksums};
+        if (file.head.size() - safetensors::length_bytes > safetensors::usual_max_header)
+            layout_.notes.push_back(name + " has a header of " +
+                                    bytes_text(file.head.size() - safetensors::length_bytes) +
+                                    "; readers that keep to the limit of the reference, " +
+                                    std::to_string(safetensors::usual_max_header) + ", refuse it");
         file.tensors.reserve(members.size());
         std::uint64_t offset = file.head.size();
         for (const Stored& member : members) {
@@ -407,7 +463,14 @@ private:
         const std::vector<TensorSpec> specs = specs_of(members);
         if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(specs));
         const bool has_metadata = !metadata.empty() || options_.empty_metadata;
-        return safetensors::write_header(specs, metadata, has_metadata, options_.alignment);
+        return safetensors::write_header(specs, metadata, has_metadata, options_.alignment, options_.max_header_bytes);
+    }
+
+    void add_hint(Error& error) const {
+        if (error.code() != Errc::header_too_large) return;
+        constexpr const char* longer =
+            "--max-header-size (SaveOptions::max_header_bytes) allows a longer header, which other readers may refuse";
+        error.with_hint(std::string(single_file_ ? "save shards, to a folder (--max-shard-size), or " : "") + longer);
     }
 
     std::vector<std::uint32_t> file_order(std::span<const TensorSpec> specs) const {
@@ -489,6 +552,7 @@ private:
     Metadata metadata_;
     const SaveOptions& options_;
     std::uint64_t fp8_cast_ = 0;    // F8 tensors that are cast and are not multiplied by scales
+    bool single_file_ = false;
     std::deque<Shape> raw_shapes_;  // shapes that headers have instead of the tensors' own
     Layout layout_;
 };

@@ -53,7 +53,7 @@ std::string head_of(const safetensors::Header& header, bool& in_order) {
     in_order = std::is_sorted(order.begin(), order.end());
     std::vector<TensorSpec> ordered;
     for (const std::uint32_t i : order) ordered.push_back(specs[i]);
-    return safetensors::write_header(ordered, header.metadata, header.has_metadata, 8);
+    return safetensors::write_header(ordered, header.metadata, header.has_metadata, 8, safetensors::longest_header);
 }
 
 class FileReader {
@@ -196,7 +196,7 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
     }
     const auto heads = state::find_heads(open_folder(in)->list());
     const std::string stem = state::stem_of_saved(heads.files.empty() ? std::string() : heads.files.front());
-    const std::vector<std::string> files = write::model_files(in, stem);
+    const std::vector<std::string> files = write::model_files(in, options.max_header_bytes, stem);
     if (files.empty())
         throw Error(Errc::not_a_checkpoint, "the folder has neither an index nor a " + stem + ".safetensors")
             .with_path(in.native());

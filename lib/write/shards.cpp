@@ -19,12 +19,32 @@ namespace {
 
 using Shards = std::vector<std::vector<std::uint32_t>>;
 
+/// The bytes that tensors take in a shard.
+struct Load {
+    std::uint64_t size = 0;
+    std::uint64_t header = 0;  ///< cannot wrap: it is about the size of names and shapes, which are in memory
+
+    bool within(const ShardLimits& limits) const noexcept { return size <= limits.size && header <= limits.header; }
+    /// Returns true if both together are within the limits. Each of them must be.
+    bool fits_with(const Load& other, const ShardLimits& limits) const noexcept {
+        return other.size <= limits.size - size && other.header <= limits.header - header;
+    }
+    void add(const Load& other) noexcept {
+        size += other.size;
+        header += other.header;
+    }
+    void subtract(const Load& other) noexcept {
+        size -= other.size;
+        header -= other.header;
+    }
+};
+
 /// The units that go into a shard as a whole: the tensors of a storage, or of a layer. Units are numbered in the order
 /// of their first tensors.
 struct Units {
     std::vector<std::uint32_t> of;     ///< unit of each tensor
     std::vector<std::uint32_t> first;  ///< first tensor of each unit
-    std::vector<std::uint64_t> sizes;
+    std::vector<Load> loads;
 };
 
 /// Calls `visit` with each tensor and the first tensor of its storage, the only one whose size counts.
@@ -43,10 +63,11 @@ Units storages_of(std::span<const Sized> tensors) {
         if (tensor == first) {
             units.of[tensor] = static_cast<std::uint32_t>(units.first.size());
             units.first.push_back(tensor);
-            units.sizes.push_back(tensors[tensor].size);
+            units.loads.push_back({.size = tensors[tensor].size});
         } else {
             units.of[tensor] = units.of[first];
         }
+        units.loads[units.of[tensor]].header += tensors[tensor].header;
     });
     return units;
 }
@@ -85,52 +106,55 @@ Units layers_of(std::span<const Sized> tensors) {
         if (tensor == first) {
             units.of[tensor] = static_cast<std::uint32_t>(units.first.size());
             units.first.push_back(tensor);
-            units.sizes.push_back(0);
+            units.loads.emplace_back();
         }
         units.of[tensor] = units.of[first];
-        std::uint64_t& size = units.sizes[units.of[first]];
-        if (tensor == first_of_storage) size = sum_of_sizes(size, tensors[tensor].size);
+        Load& load = units.loads[units.of[first]];
+        if (tensor == first_of_storage) load.size = sum_of_sizes(load.size, tensors[tensor].size);
+        load.header += tensors[tensor].header;
     });
     return units;
 }
 
-/// Fills shards with units. A new shard begins where `begins(unit, size of the open shard)` returns true. A unit larger
-/// than `max` gets a shard of its own, before the open shard.
-template <class Begins> Shards fill(std::span<const std::uint64_t> sizes, std::uint64_t max, Begins&& begins) {
+/// Fills shards with units. A new shard begins where `begins(unit, load of the open shard)` returns true. A unit beyond
+/// the limits gets a shard of its own, before the open shard.
+template <class Begins> Shards fill(std::span<const Load> loads, const ShardLimits& limits, Begins&& begins) {
     Shards shards;
     std::vector<std::uint32_t> open;
-    std::uint64_t open_size = 0;
+    Load load;
     const auto close = [&] {
         if (!open.empty()) shards.push_back(std::move(open));
         open.clear();
-        open_size = 0;
+        load = {};
     };
-    for (std::uint32_t unit = 0; unit < sizes.size(); ++unit) {
-        if (sizes[unit] > max) {
+    for (std::uint32_t unit = 0; unit < loads.size(); ++unit) {
+        if (!loads[unit].within(limits)) {
             shards.push_back({unit});
             continue;
         }
-        if (begins(unit, open_size)) close();
+        if (begins(unit, load)) close();
         open.push_back(unit);
-        open_size += sizes[unit];
+        load.add(loads[unit]);
     }
     close();
     return shards;
 }
 
-Shards greedy(std::span<const std::uint64_t> sizes, std::uint64_t max) {
-    return fill(sizes, max, [&](std::uint32_t unit, std::uint64_t open) { return sizes[unit] > max - open; });
+Shards greedy(std::span<const Load> loads, const ShardLimits& limits) {
+    return fill(loads, limits,
+                [&](std::uint32_t unit, const Load& open) { return !open.fits_with(loads[unit], limits); });
 }
 
-/// Contiguous runs of sizes, each of them at most as large as a bound.
+/// Contiguous runs of loads, each of them of a size within a bound, and within the limit of headers.
 class Balance {
 public:
-    explicit Balance(std::vector<std::uint64_t> sizes) : sizes_(std::move(sizes)) {}
+    Balance(std::vector<Load> loads, std::uint64_t max_header) : loads_(std::move(loads)), max_header_(max_header) {}
 
     /// Returns the smallest bound that needs no more runs than `max` does.
     std::uint64_t smallest_bound(std::uint64_t max) const {
         const std::size_t fewest = runs(max);
-        std::uint64_t low = sizes_.empty() ? 0 : *std::max_element(sizes_.begin(), sizes_.end());
+        std::uint64_t low = 0;
+        for (const Load& load : loads_) low = std::max(low, load.size);
         while (low < max) {
             const std::uint64_t middle = low + (max - low) / 2;
             if (runs(middle) > fewest) low = middle + 1;
@@ -143,66 +167,70 @@ public:
     /// rest.
     std::vector<bool> beginnings(std::uint64_t bound) const {
         const std::vector<std::uint32_t> needed = runs_behind(bound);
-        std::vector<bool> begins(sizes_.size());
-        std::uint64_t rest = std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0});
-        std::uint64_t runs_left = sizes_.empty() ? 0 : needed.front();
-        std::uint64_t open = 0;
-        for (std::size_t i = 0; i < sizes_.size(); ++i) {
+        std::vector<bool> begins(loads_.size());
+        std::uint64_t rest = 0;
+        for (const Load& load : loads_) rest += load.size;
+        std::uint64_t runs_left = loads_.empty() ? 0 : needed.front();
+        Load open;
+        for (std::size_t i = 0; i < loads_.size(); ++i) {
             const std::uint64_t mean = rest / std::max<std::uint64_t>(runs_left, 1);
-            const bool enough = open >= mean || sizes_[i] / 2 > mean - open;
+            const bool enough = open.size >= mean || loads_[i].size / 2 > mean - open.size;
             const bool affordable = runs_left > 1 && needed[i] < runs_left;
-            if (i == 0 || sizes_[i] > bound - open || (open > 0 && enough && affordable)) {
+            if (i == 0 || !open.fits_with(loads_[i], limits(bound)) || (open.size > 0 && enough && affordable)) {
                 begins[i] = true;
                 if (i > 0) {
-                    rest -= open;
+                    rest -= open.size;
                     --runs_left;
                 }
-                open = 0;
+                open = {};
             }
-            open += sizes_[i];
+            open.add(loads_[i]);
         }
         return begins;
     }
 
 private:
+    ShardLimits limits(std::uint64_t bound) const noexcept { return {bound, max_header_}; }
+
     std::size_t runs(std::uint64_t bound) const {
-        std::size_t count = sizes_.empty() ? 0 : 1;
-        std::uint64_t open = 0;
-        for (const std::uint64_t size : sizes_) {
-            if (size > bound - open) {
+        std::size_t count = loads_.empty() ? 0 : 1;
+        Load open;
+        for (const Load& load : loads_) {
+            if (!open.fits_with(load, limits(bound))) {
                 ++count;
-                open = 0;
+                open = {};
             }
-            open += size;
+            open.add(load);
         }
         return count;
     }
 
     /// Returns the minimum number of runs from each size to the last one.
     std::vector<std::uint32_t> runs_behind(std::uint64_t bound) const {
-        std::vector<std::uint32_t> needed(sizes_.size() + 1);
-        std::size_t end = sizes_.size();
-        std::uint64_t sum = 0;  // sum of sizes [i, end)
-        for (std::size_t i = sizes_.size(); i-- > 0;) {
-            while (sum > bound - sizes_[i]) sum -= sizes_[--end];
-            sum += sizes_[i];
+        std::vector<std::uint32_t> needed(loads_.size() + 1);
+        std::size_t end = loads_.size();
+        Load sum;  // the sum of loads [i, end)
+        for (std::size_t i = loads_.size(); i-- > 0;) {
+            while (!sum.fits_with(loads_[i], limits(bound))) sum.subtract(loads_[--end]);
+            sum.add(loads_[i]);
             needed[i] = needed[end] + 1;
         }
         return needed;
     }
 
-    std::vector<std::uint64_t> sizes_;
+    std::vector<Load> loads_;
+    std::uint64_t max_header_;
 };
 
-Shards balanced(std::span<const std::uint64_t> sizes, std::uint64_t max) {
-    std::vector<std::uint64_t> within;
-    within.reserve(sizes.size());
-    std::copy_if(sizes.begin(), sizes.end(), std::back_inserter(within),
-                 [=](std::uint64_t size) { return size <= max; });
-    const Balance balance(std::move(within));
-    const std::vector<bool> begins = balance.beginnings(balance.smallest_bound(max));
+Shards balanced(std::span<const Load> loads, const ShardLimits& limits) {
+    std::vector<Load> within;
+    within.reserve(loads.size());
+    std::copy_if(loads.begin(), loads.end(), std::back_inserter(within),
+                 [&](const Load& load) { return load.within(limits); });
+    const Balance balance(std::move(within), limits.header);
+    const std::vector<bool> begins = balance.beginnings(balance.smallest_bound(limits.size));
     std::size_t next = 0;
-    return fill(sizes, max, [&](std::uint32_t, std::uint64_t) { return bool(begins[next++]); });
+    return fill(loads, limits, [&](std::uint32_t, const Load&) { return bool(begins[next++]); });
 }
 
 std::vector<std::uint32_t> shards_of(const Shards& shards, std::size_t members) {
@@ -228,16 +256,16 @@ Shards with_followers(const Shards& split, const Units& units) {
     return shards;
 }
 
-Split by_layers(const Units& units, std::uint64_t max) {
-    const Shards split = greedy(units.sizes, max);
+Split by_layers(const Units& units, const ShardLimits& limits) {
+    const Shards split = greedy(units.loads, limits);
     const std::vector<std::uint32_t> shard_of = shards_of(split, units.first.size());
     Split result;
     result.shards.resize(split.size());
     for (std::uint32_t i = 0; i < units.of.size(); ++i) result.shards[shard_of[units.of[i]]].push_back(i);
     for (std::uint32_t unit = 0; unit < units.first.size(); ++unit)
-        if (units.sizes[unit] > max && result.shards[shard_of[unit]].size() > 1)
+        if (units.loads[unit].size > limits.size && result.shards[shard_of[unit]].size() > 1)
             result.large_layers.push_back(
-                {.tensor = units.first[unit], .shard = shard_of[unit], .size = units.sizes[unit]});
+                {.tensor = units.first[unit], .shard = shard_of[unit], .size = units.loads[unit].size});
     return result;
 }
 
@@ -252,18 +280,17 @@ std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size) {
     throw Error(Errc::shape_overflow, "the total size of all tensors does not fit in 64 bits");
 }
 
-Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size, ShardStrategy strategy) {
+Split split(std::span<const Sized> tensors, ShardLimits limits, ShardStrategy strategy) {
     const bool in_layers = strategy == ShardStrategy::by_prefix;
     const Units units = in_layers ? layers_of(tensors) : storages_of(tensors);
     // Summed first, so that no sum below can wrap.
-    const std::uint64_t total = std::accumulate(units.sizes.begin(), units.sizes.end(), std::uint64_t{0}, sum_of_sizes);
+    std::uint64_t total = 0;
+    for (const Load& load : units.loads) total = sum_of_sizes(total, load.size);
     Split split;
     switch (strategy) {
-        case ShardStrategy::greedy: split.shards = with_followers(greedy(units.sizes, max_shard_size), units); break;
-        case ShardStrategy::balanced:
-            split.shards = with_followers(balanced(units.sizes, max_shard_size), units);
-            break;
-        case ShardStrategy::by_prefix: split = by_layers(units, max_shard_size); break;
+        case ShardStrategy::greedy: split.shards = with_followers(greedy(units.loads, limits), units); break;
+        case ShardStrategy::balanced: split.shards = with_followers(balanced(units.loads, limits), units); break;
+        case ShardStrategy::by_prefix: split = by_layers(units, limits); break;
     }
     split.total_size = total;
     return split;

@@ -17,6 +17,15 @@ struct Sized {
     std::uint64_t size = 0;     ///< bytes; for tensors that share a storage, only the first one's count
     std::uint64_t storage = 0;  ///< tensors with the same number share a storage; 0: a storage of its own
     std::uint64_t layer = 0;    ///< tensors with the same number are in one layer; 0: not in a layer
+    std::uint64_t header = 0;   ///< bytes that it takes in the header
+};
+
+/// The limits of a shard: of the bytes of its tensors, and of the bytes that they take in its header.
+struct ShardLimits {
+    ShardLimits(std::uint64_t max_size, std::uint64_t max_header = UINT64_MAX) : size(max_size), header(max_header) {}
+
+    std::uint64_t size;
+    std::uint64_t header;
 };
 
 /// A layer that does not fit into a shard, and gets a shard of its own.
@@ -37,16 +46,16 @@ struct Split {
 /// such sizes.
 std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size);
 
-/// Puts every tensor into one shard. Throws shape_overflow. Takes n log n time.
-/// - greedy: fills shards in the given order, as huggingface_hub 2.4 does. A tensor larger than `max_shard_size` gets a
-///   shard that is numbered before the shard being filled, which stays open. Tensors that share a storage follow the
-///   first of them, after all other tensors of its shard.
+/// Puts every tensor into one shard. Throws shape_overflow. Takes n log n time. A shard within the limit of its size
+/// also stays within the limit of its header, unless one tensor, storage or layer alone is beyond it.
+/// - greedy: fills shards in the given order, as huggingface_hub 2.4 does. A tensor beyond the limits gets a shard that
+///   is numbered before the shard being filled, which stays open. Tensors that share a storage follow the first of
+///   them, after all other tensors of its shard.
 /// - balanced: makes as many shards as greedy, which is the minimum for a contiguous split. The boundaries make the
 ///   largest shard as small as possible, and the others nearly equal. Neither greedy nor balanced uses `layer`.
 /// - by_prefix: greedy with layers in the place of tensors. A layer has the position of its first tensor. Layers that
 ///   share a storage count as one. Inside a shard, tensors keep the given order.
-Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size,
-            ShardStrategy strategy = ShardStrategy::greedy);
+Split split(std::span<const Sized> tensors, ShardLimits limits, ShardStrategy strategy = ShardStrategy::greedy);
 
 /// Returns the layer of a tensor: its name up to and including the first part between dots or slashes that is a number.
 /// Returns an empty string if there is no such part. Examples: "model.layers.12" for "model.layers.12.mlp.w", and ""

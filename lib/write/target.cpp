@@ -9,7 +9,6 @@
 #include "write/shards.hpp"
 
 #include <safemap/advanced/file.hpp>
-#include <safemap/open_options.hpp>
 
 #include <algorithm>
 #include <system_error>
@@ -35,7 +34,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 /// Adds the files of ranks: by their names, and by their content. Readers of such files take all that are there, so
 /// none of an older set may stay beside new ones.
-void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, std::vector<std::string>& files) {
+void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, std::uint64_t max_header_bytes,
+                     std::vector<std::string>& files) {
     std::vector<std::string> others;
     for (const std::string& name : all) {
         if (has(files, name)) continue;
@@ -43,7 +43,7 @@ void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, 
         else if (state::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
     }
     if (others.size() < 2) return;
-    for (std::string& name : safetensors::shard_files(folder, others, OpenOptions().max_header_bytes))
+    for (std::string& name : safetensors::shard_files(folder, others, max_header_bytes))
         files.push_back(std::move(name));
 }
 
@@ -82,7 +82,8 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
     });
 }
 
-std::vector<std::string> model_files(const std::filesystem::path& path, const std::string& stem) {
+std::vector<std::string> model_files(const std::filesystem::path& path, std::uint64_t max_header_bytes,
+                                     const std::string& stem) {
     const auto folder = open_folder(path, Mapping::never);
     const std::vector<std::string> all = folder->list();
     std::vector<std::string> files = state::safetensors_heads(all, stem);
@@ -97,7 +98,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path, const st
             for (std::string& shard : safetensors::read_index(*source, ignored).shards)
                 if (shard.ends_with(".safetensors")) files.push_back(std::move(shard));
     }
-    add_rank_shards(*folder, all, files);
+    add_rank_shards(*folder, all, max_header_bytes, files);
     return files;
 }
 
@@ -143,7 +144,11 @@ io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& opti
 }
 
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)
-    : out_(out), overwrite_(options.overwrite), stem_(options.stem), staging_(stage(out, options, job)) {
+    : out_(out),
+      overwrite_(options.overwrite),
+      stem_(options.stem),
+      max_header_bytes_(options.max_header_bytes),
+      staging_(stage(out, options, job)) {
     for (const auto& folder : options.folders) folders_.push_back(folder.first);
     const std::vector<std::string> old = old_files();  // reports faults of the old files before the work, not after it
     const bool renamed = options.stem != SaveOptions().stem && !is_one_file(out, options);
@@ -156,10 +161,11 @@ Target::Target(const std::filesystem::path& out, const SaveOptions& options, con
 std::vector<std::string> Target::old_files() const {
     std::error_code ignored;
     if (!overwrite_ || !std::filesystem::is_directory(out_, ignored)) return {};
-    std::vector<std::string> files = model_files(out_, stem_);
+    std::vector<std::string> files = model_files(out_, max_header_bytes_, stem_);
     for (const std::string& folder : folders_)
         if (std::filesystem::is_directory(out_ / folder, ignored))
-            for (const std::string& file : model_files(out_ / folder)) files.push_back(folder + '/' + file);
+            for (const std::string& file : model_files(out_ / folder, max_header_bytes_))
+                files.push_back(folder + '/' + file);
     return files;
 }
 

@@ -6,6 +6,7 @@
 
 #include <safemap/save.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@ private:
     std::filesystem::path out_;
     bool overwrite_;
     std::string stem_;
+    std::uint64_t max_header_bytes_;
     std::vector<std::string> folders_;  ///< folders inside the target that are also written
     io::Staging staging_;
 };
@@ -56,7 +58,8 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
 /// Returns the files to remove when a model in `folder` is replaced: its index and the shards that the index names, or
 /// `STEM.safetensors` without an index; and all files of ranks (Hugging Face shards), which their
 /// names or their content show. Throws several_models if there are several indexes.
-std::vector<std::string> model_files(const std::filesystem::path& folder, const std::string& stem = "model");
+std::vector<std::string> model_files(const std::filesystem::path& folder, std::uint64_t max_header_bytes,
+                                     const std::string& stem = "model");
 /// Throws already_exists if a folder would not open as the model `STEM` once `old_files` are removed and it is there:
 /// if it has another model, such as `model.safetensors` beside `adapter_model.safetensors`.
 void require_stem_opens(const std::filesystem::path& folder, const std::vector<std::string>& old_files,

@@ -1001,6 +1001,35 @@ class Convert(Case):
         self.assertEqual([t['name'] for t in told['tensors']], ['layers.0.w', 'layers.1.w'])
         self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
 
+    def test_the_longest_header_is_an_option_of_every_command(self):
+        size = str(struct.unpack('<Q', (self.folder / 'small.safetensors').read_bytes()[:8])[0])
+        small = 'small.safetensors'
+        for words in (['inspect', small], ['convert', small, 'out'], ['verify', small], ['hash', small],
+                      ['diff', small, small], ['plan', small, '--expect', small], ['load', small, '--device', 'host'],
+                      ['repair', small, 'repaired'], ['edit', small, '--set', 'a=b']):
+            with self.subTest(command=words[0]):
+                refused = self.safemap(*words, '--json', '--max-header-size', '100')
+                self.assertEqual(refused.code, 1, refused.out)
+                found = json.loads(refused.out)
+                found = found['faults'][0] if words[0] == 'verify' else found['error']
+                self.assertEqual(found['code'], 'header_too_large')
+                self.assertIn(f'--max-header-size {size}', found['hint'])
+                allowed = self.safemap(*words, '--max-header-size', '1kB')
+                self.assertEqual(allowed.code, 0, allowed.err)
+
+    def test_headers_are_kept_short_by_more_shards(self):
+        told = self.done('convert', 'small.safetensors', 'out', '--max-header-size', '420')
+        self.assertGreater(len(told['files']), 2)
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out')['equal'])
+        size = struct.unpack('<Q', (self.folder / 'small.safetensors').read_bytes()[:8])[0]
+        refused = self.safemap('convert', 'small.safetensors', 'one.safetensors', '--checksums', '--json',
+                               '--max-header-size', str(size))
+        self.assertEqual(refused.code, 1)
+        error = json.loads(refused.out)['error']
+        self.assertEqual(error['code'], 'header_too_large')
+        self.assertIn('--max-shard-size', error['hint'])
+        self.assertIn('--max-header-size', error['hint'])
+
     def test_ctrl_c_leaves_nothing(self):
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # The input has no blocks on disk; the run that is stopped would write all of them.

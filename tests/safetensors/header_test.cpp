@@ -249,6 +249,21 @@ TEST_CASE("a header of exactly the limit is read, and a longer one is not") {
     CHECK_FAULT(read(forge::safetensors(header, "d"), header.size() - 1), Errc::header_too_large);
 }
 
+TEST_CASE("a header over the limit names the option that reads it, if the file can have such a header") {
+    const auto hint_of = [](const std::string& file, std::uint64_t most) {
+        const auto error = error_of([&] { read(file, most); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::header_too_large);
+        return error->hint();
+    };
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    CHECK(
+        hint_of(forge::safetensors(header, "d"), 20).starts_with("--max-header-size " + std::to_string(header.size())));
+    CHECK(hint_of(forge::safetensors_claiming(header.size() + 9, header), 20).empty());
+    CHECK(hint_of(forge::safetensors_claiming(UINT64_MAX, "{}"), 20).empty());
+    CHECK(hint_of(forge::safetensors_claiming(UINT64_MAX, "{}"), UINT64_MAX).empty());
+}
+
 TEST_CASE("forms outside the specification are reported under the compatible policy and refused under the strict one") {
     struct Allowed {
         std::string header;

@@ -11,8 +11,10 @@
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -771,6 +773,127 @@ TEST_CASE("a tensor of more than 2^32 bytes is written completely" * doctest::sk
     CHECK(wrong == 0);
     written["large"].read(size - 1, {&byte, 1});
     CHECK(byte == std::byte{0});
+}
+
+namespace {
+
+/// Returns the length of the header of each safetensors file of a folder.
+std::map<std::string, std::uint64_t> header_lengths(const fs::path& folder) {
+    std::map<std::string, std::uint64_t> lengths;
+    for (const std::string& name : names_in(folder)) {
+        if (!name.ends_with(".safetensors")) continue;
+        const std::string bytes = TempDir::read(folder / name);
+        REQUIRE(bytes.size() >= 8);
+        std::memcpy(&lengths[name], bytes.data(), 8);
+    }
+    return lengths;
+}
+
+bool same_bytes(const LazyTensor& a, const LazyTensor& b) {
+    const TensorView left = a.load();
+    const TensorView right = b.load();
+    return left.dtype() == right.dtype() && left.shape() == right.shape() &&
+           std::ranges::equal(left.bytes(), right.bytes());
+}
+
+}  // namespace
+
+TEST_CASE("shards are cut so that no header is longer than allowed") {
+    const TempDir dir = TempDir::in_memory();
+    std::mt19937 random(soak::seed(16));
+    for (int round = 0; round < soak::rounds(60, 6); ++round) {
+        CAPTURE(round);
+        std::vector<LazyTensor> tensors;
+        for (std::uint64_t i = 0; i < 150; ++i) {
+            // Characters that JSON escapes, twice in a list of digests.
+            const std::string odd = random() % 4 == 0 ? "\"\\\x01\n" : std::string(random() % 40, 'n');
+            tensors.push_back(tensor("layers." + std::to_string(i / 5) + ".w" + std::to_string(i) + odd, Dtype::u8,
+                                     {random() % 30, 1 + random() % 3}, i));
+        }
+        // Views of one storage, more than one header has room for.
+        const LazyTensor flat = tensor("flat", Dtype::f32, {40}, 3);
+        for (std::uint64_t i = 0; i < 40; ++i) {
+            const auto view =
+                flat.slice({{.start = static_cast<std::int64_t>(i), .stop = static_cast<std::int64_t>(i) + 1}});
+            tensors.emplace_back("view." + std::to_string(i), view.stored(), view.strided_view());
+        }
+        SaveOptions options{.max_header_bytes = 2'500, .metadata = {{"note", std::string(random() % 2'000, '"')}}};
+        options.checksums = random() % 2 == 0;
+        options.strategy =
+            std::array{ShardStrategy::greedy, ShardStrategy::balanced, ShardStrategy::by_prefix}[random() % 3];
+        options.alignment = random() % 2 == 0 ? 8 : 64;
+        options.overwrite = true;
+        CAPTURE(options.checksums);
+        SaveReport report;
+        CHECK_OK(report = save(dir / "out", tensors, options));
+        const auto lengths = header_lengths(dir / "out");
+        CHECK(lengths.size() > 4);
+        for (const auto& [name, length] : lengths) CHECK(length <= options.max_header_bytes);
+        const Checkpoint saved = Checkpoint::open(dir / "out", {.max_header_bytes = options.max_header_bytes});
+        REQUIRE(saved.size() == tensors.size());
+        for (const LazyTensor& each : tensors) CHECK(same_bytes(saved[each.name()], each));
+
+        // A limit that all of them are within changes nothing.
+        options.max_header_bytes = 1'000'000;
+        save(dir / "wide", tensors, options);
+        options.max_header_bytes = SaveOptions().max_header_bytes;
+        save(dir / "usual", tensors, options);
+        CHECK(contents_of(dir / "wide") == contents_of(dir / "usual"));
+    }
+}
+
+TEST_CASE("a header that cannot be made short enough is refused, with the option that helps") {
+    const TempDir dir = TempDir::in_memory();
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < 20; ++i)
+        tensors.push_back(tensor("layers.0." + std::to_string(i), Dtype::f32, {2}, i));
+    save(dir / "one.safetensors", tensors);
+    std::uint64_t length = 0;
+    std::memcpy(&length, TempDir::read(dir / "one.safetensors").data(), 8);
+    const auto refused = [&](const fs::path& out, const SaveOptions& options, const char* hint) {
+        const auto error = error_of([&] { save(out, tensors, options); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::header_too_large);
+        CHECK(error->hint().find(hint) != std::string::npos);
+        CHECK(error->hint().find("--max-header-size") != std::string::npos);
+        CHECK(names_in(dir.path()) == Names{"one.safetensors"});
+    };
+    refused(dir / "two.safetensors", {.max_header_bytes = length - 1}, "--max-shard-size");
+    refused(dir / "two", {.max_header_bytes = 200, .strategy = ShardStrategy::by_prefix}, "");
+    refused(dir / "two", {.max_header_bytes = 80}, "");
+    refused(dir / "two", {.max_header_bytes = 300, .ranks = 2}, "");
+    CHECK_OK(save(dir / "two.safetensors", tensors, {.max_header_bytes = length}));
+    CHECK(TempDir::read(dir / "two.safetensors") == TempDir::read(dir / "one.safetensors"));
+
+    // A folder of one file has the metadata in the file; with more files the index has it.
+    CHECK_OK(save(dir / "out", tensors, {.max_header_bytes = 2'500, .metadata = {{"note", std::string(2'000, 'x')}}}));
+    CHECK(names_in(dir / "out").size() == 3);
+    CHECK(Checkpoint::open(dir / "out").size() == tensors.size());
+}
+
+TEST_CASE("two shards with long headers are merged as far as the limit allows") {
+    const TempDir dir = TempDir::in_memory();
+    constexpr std::uint64_t limit = 4'000;
+    std::vector<fs::path> parts;
+    for (const char* part : {"a", "b"}) {
+        std::vector<LazyTensor> tensors;
+        for (std::uint64_t i = 0; i < 40; ++i)
+            tensors.push_back(tensor(part + std::to_string(100 + i), Dtype::f32, {2}, i));
+        parts.push_back(dir / (std::string(part) + ".safetensors"));
+        save(parts.back(), tensors, {.max_header_bytes = limit});
+    }
+    const Checkpoint both = Checkpoint::open(parts, {.max_header_bytes = limit});
+    CHECK_FAULT(save(dir / "one.safetensors", both, {.max_header_bytes = limit}), Errc::header_too_large);
+    CHECK_OK(save(dir / "out", both, {.max_header_bytes = limit}));
+    CHECK(header_lengths(dir / "out").size() == 2);
+    CHECK_OK(save(dir / "one.safetensors", both, {.max_header_bytes = 2 * limit}));
+    CHECK_FAULT(Checkpoint::open(dir / "one.safetensors", {.max_header_bytes = limit}), Errc::header_too_large);
+    const Checkpoint one = Checkpoint::open(dir / "one.safetensors", {.max_header_bytes = 2 * limit});
+    const Checkpoint shards = Checkpoint::open(dir / "out", {.max_header_bytes = limit});
+    for (const LazyTensor& each : both) {
+        CHECK(same_bytes(one[each.name()], each));
+        CHECK(same_bytes(shards[each.name()], each));
+    }
 }
 
 }  // namespace save_test

@@ -23,12 +23,21 @@ namespace {
 using Shards = std::vector<std::vector<std::uint32_t>>;
 
 /// The rule written directly: a list of dictionaries, searched from the front.
-Split slow_split(const std::vector<Sized>& tensors, std::uint64_t max) {
+Split slow_split(const std::vector<Sized>& tensors, std::uint64_t max, std::uint64_t max_header = UINT64_MAX) {
     Split split;
     std::vector<std::uint32_t> current;
     const auto size_of = [&](const std::vector<std::uint32_t>& shard) {
         std::uint64_t sum = 0;
         for (const auto i : shard) sum += tensors[i].size;
+        return sum;
+    };
+    // All tensors of a storage are in the header of its shard.
+    const auto header_of = [&](const std::vector<std::uint32_t>& shard) {
+        std::uint64_t sum = 0;
+        for (const auto i : shard)
+            for (std::uint32_t j = 0; j < tensors.size(); ++j)
+                if (i == j || (tensors[i].storage != 0 && tensors[i].storage == tensors[j].storage))
+                    sum += tensors[j].header;
         return sum;
     };
     std::vector<std::pair<std::uint64_t, std::vector<std::uint32_t>>> storages;
@@ -43,11 +52,11 @@ Split slow_split(const std::vector<Sized>& tensors, std::uint64_t max) {
             storages.push_back({tensors[i].storage, {i}});
         }
         split.total_size += tensors[i].size;
-        if (tensors[i].size > max) {
+        if (tensors[i].size > max || header_of({i}) > max_header) {
             split.shards.push_back({i});
             continue;
         }
-        if (size_of(current) + tensors[i].size > max) {
+        if (size_of(current) + tensors[i].size > max || header_of(current) + header_of({i}) > max_header) {
             split.shards.push_back(current);
             current.clear();
         }
@@ -107,6 +116,43 @@ TEST_CASE("random splits agree with the slow reference") {
         const Split slow = slow_split(tensors, max);
         REQUIRE(fast.shards == slow.shards);
         REQUIRE(fast.total_size == slow.total_size);
+    }
+}
+
+TEST_CASE("random splits keep headers within their limit, whatever the strategy") {
+    std::mt19937_64 random(20261128);
+    const auto up_to = [&](std::uint64_t n) { return std::uniform_int_distribution<std::uint64_t>(0, n)(random); };
+    for (int round = 0; round < 3'000; ++round) {
+        CAPTURE(round);
+        const std::uint64_t max = up_to(30);
+        const std::uint64_t max_header = up_to(30);
+        std::vector<Sized> tensors(up_to(30));
+        for (auto& tensor : tensors)
+            tensor = {.size = up_to(12),
+                      .storage = up_to(2) == 0 ? 1 + up_to(5) : 0,
+                      .layer = up_to(2) == 0 ? 1 + up_to(5) : 0,
+                      .header = up_to(9)};
+        REQUIRE(write::split(tensors, {max, max_header}).shards == slow_split(tensors, max, max_header).shards);
+        for (const ShardStrategy strategy :
+             {ShardStrategy::greedy, ShardStrategy::balanced, ShardStrategy::by_prefix}) {
+            const Split split = write::split(tensors, {max, max_header}, strategy);
+            std::vector<int> times(tensors.size());
+            for (const auto& shard : split.shards) {
+                std::uint64_t header = 0;
+                for (const auto i : shard) header += tensors[i].header;
+                for (const auto i : shard) ++times[i];
+                if (header <= max_header) continue;
+                // One storage or, with layers, one set of layers and storages that belong together.
+                for (const auto i : shard)
+                    CHECK((shard.size() == 1 || tensors[i].storage != 0 ||
+                           (strategy == ShardStrategy::by_prefix && tensors[i].layer != 0)));
+            }
+            CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+            if (strategy == ShardStrategy::balanced)
+                CHECK(split.shards.size() == write::split(tensors, {max, max_header}).shards.size());
+            CHECK(write::split(tensors, {max, UINT64_MAX}, strategy).shards ==
+                  write::split(tensors, max, strategy).shards);
+        }
     }
 }
 

@@ -18,8 +18,8 @@ struct EditOptions {
     std::map<std::string, std::string> set = {};     ///< metadata to add or to replace
     std::vector<std::string> unset = {};             ///< metadata keys to remove
     std::map<std::string, std::string> rename = {};  ///< tensor names, including names of tied tensors: from, to
-    OpenOptions open = {};
-    Work work = {};  ///< as in SaveOptions
+    OpenOptions open = {};                           ///< `max_header_bytes` is also the limit for the new header
+    Work work = {};                                  ///< as in SaveOptions
 };
 
 /// The result of edit().
