@@ -5,7 +5,6 @@
 #include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "distributed/first_failure.hpp"
-#include "torch/parts.hpp"
 
 #include <exception>
 #include <utility>
@@ -17,7 +16,7 @@ namespace {
 using Read = std::function<void(std::size_t, const std::shared_ptr<const Source>&)>;
 
 /// Each thread holds the pickle and the tree of one file: of a large model, a few megabytes.
-constexpr ThreadLimits rank_threads{torch::threads_for_parts, torch::threads_for_parts};
+constexpr ThreadLimits rank_threads{8, 8};
 
 std::shared_ptr<const Source> open_file_of(const Folder& folder, const std::string& file) {
     try {

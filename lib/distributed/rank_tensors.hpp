@@ -30,9 +30,7 @@ struct RankFileSet {
     RankNames names;
     RankMeshes meshes = {};
     std::optional<Skeleton> skeleton = {};
-    std::vector<RankShare> shares = {};          ///< one for each file, in the order of `names`
-    std::atomic<std::uint64_t> file_bytes = 0;   ///< size of the files that were read
-    std::atomic<std::uint64_t> value_bytes = 0;  ///< memory of the values in which they differ
+    std::vector<RankShare> shares = {};  ///< one for each file, in the order of `names`
 };
 
 /// Makes whole tensors of a set.

@@ -107,17 +107,6 @@ SampleSizes sample_sizes(std::size_t files) {
     return {.each = each, .all = std::max(least, all / std::max<std::size_t>(1, files))};
 }
 
-/// Throws if the values in which the files differ, which stay in memory for all ranks, take too much together.
-void limit_values(RankFileSet& ranks, const RankShare& share) {
-    constexpr std::uint64_t node_bytes = 160;
-    std::uint64_t bytes = node_bytes * share.objects.size();
-    for (const auto& [path, node] : share.different) bytes += node_bytes + path.size();
-    const std::uint64_t limit = PickleLimits::least_memory + (ranks.file_bytes += share.source->size());
-    if ((ranks.value_bytes += bytes) <= limit) return;
-    throw Error(Errc::pickle_too_large, "the values in which the files of ranks differ need more memory than " +
-                                            bytes_text(limit) + ", the limit for their size");
-}
-
 void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::shared_ptr<const Source>& source,
                torch::NamedGlobals& globals) {
     RankFileSet& ranks = *read.ranks;
@@ -138,7 +127,6 @@ void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::sh
     if (ranks.skeleton->has_parts()) samples.each = 0;
     ranks.shares[i] = share_of(*ranks.skeleton, *tree, ranks.names, i, source, ranks.meshes, samples);
     RankShare& share = ranks.shares[i];
-    limit_values(ranks, share);
     if (!share.foreign && !share.states_rank) share.foreign = saved_as_rank(parts.saved_as, ranks.names.file(i));
 }
 

@@ -227,7 +227,7 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
         contents.optimizer_path = found.optimizer->name();
         add_optimizer(contents, last_name(found.optimizer->name()) + '/', [folder = found.optimizer, options] {
             ThrowFirst first;
-            return read_located(locate(folder), options, first);
+            return read_located(locate(folder, options.max_header_bytes), options, first);
         });
         return contents;
     });

@@ -8,10 +8,10 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-PickleLimits PickleLimits::of_packed(std::uint64_t packed, std::uint64_t least) noexcept {
+PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
     const std::uint64_t bytes = std::min(packed, most_bytes);  // so that no product below overflows
     return {.max_bytes = std::min(std::max(least_bytes, inflation * bytes), most_bytes),
-            .max_memory = std::max(least, memory_per_byte * bytes)};
+            .max_memory = std::max(least_memory, memory_per_byte * bytes)};
 }
 
 void Allowance::exhausted() {

@@ -36,8 +36,7 @@ struct PickleLimits {
 
     /// Returns the limits of a pickle that takes `packed` bytes of its file. The size of a file thus limits the memory
     /// that it may need, also if the pickle is deflated.
-    /// However small the pickle is, it may take `least` bytes of memory.
-    static PickleLimits of_packed(std::uint64_t packed, std::uint64_t least = least_memory) noexcept;
+    static PickleLimits of_packed(std::uint64_t packed) noexcept;
 };
 
 /// The memory that a pickle may still take.

@@ -28,7 +28,7 @@ HeldPickle PickleStream::pickle(std::string_view what) {
         HeldPickle held;
         held.bytes.resize(window);
         source_->read_at(at_, std::as_writable_bytes(std::span(held.bytes)));
-        PickleLimits limits = PickleLimits::of_packed(window, least_memory_);
+        PickleLimits limits = PickleLimits::of_packed(window);
         limits.follows = left() - window;
         try {
             held.graph = read_pickle(held.bytes, limits);

@@ -28,15 +28,9 @@ public:
     /// A callback that gets each pickle and its description. It may throw.
     using Seen = std::function<void(const PickleGraph&, std::string_view what)>;
 
-    /// Reads `part` of the source; `part` must be inside the source. `least_memory` is that of
-    /// PickleLimits::of_packed().
-    PickleStream(std::shared_ptr<const Source> source, Extent part, Seen seen = {},
-                 std::uint64_t least_memory = PickleLimits::least_memory)
-        : source_(std::move(source)),
-          at_(part.offset),
-          end_(part.end()),
-          seen_(std::move(seen)),
-          least_memory_(least_memory) {}
+    /// Reads `part` of the source; `part` must be inside the source.
+    PickleStream(std::shared_ptr<const Source> source, Extent part, Seen seen = {})
+        : source_(std::move(source)), at_(part.offset), end_(part.end()), seen_(std::move(seen)) {}
 
     /// Reads the next pickle. `what` describes it in errors. Throws the pickle_* faults, file_truncated.
     HeldPickle pickle(std::string_view what);
@@ -52,7 +46,6 @@ private:
     std::uint64_t at_;
     std::uint64_t end_;
     Seen seen_;
-    std::uint64_t least_memory_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

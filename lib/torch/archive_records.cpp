@@ -114,7 +114,7 @@ void ArchiveRecords::require_pickle(const ZipRecord& record) {
 HeldPickle ArchiveRecords::read(const ZipRecord& record, bool checked) {
     require_pickle(record);
     HeldPickle held{.bytes = checked ? bytes(record) : read_all(record), .graph = {}};
-    held.graph = read_pickle(held.bytes, PickleLimits::of_packed(record.packed.size, least_memory_));
+    held.graph = read_pickle(held.bytes, PickleLimits::of_packed(record.packed.size));
     return held;
 }
 

@@ -42,9 +42,6 @@ public:
     /// Returns the number of records without a checksum.
     std::size_t unchecked() const;
 
-    /// Sets how much memory the graph of a pickle may take, however small it is: see PickleLimits::of_packed().
-    void set_least_memory(std::uint64_t bytes) noexcept { least_memory_ = bytes; }
-
     /// Returns the data of a small record. Throws checksum_mismatch, and what reading throws.
     std::vector<char> bytes(const ZipRecord& record);
     /// Throws pickle_too_large if the record is larger than a pickle may be.
@@ -72,8 +69,7 @@ private:
     std::string root_;
     mutable std::map<const ZipRecord*, RecordData> inflated_;
     std::set<const ZipRecord*> faulty_;
-    std::string name_;  ///< record name of the current storage; a member, so that all names share its memory
-    std::uint64_t least_memory_ = PickleLimits::least_memory;
+    std::string name_;       ///< record name of the current storage; a member, so that all names share its memory
     std::size_t after_ = 0;  ///< index of the record after the last storage's
 };
 

@@ -8,7 +8,6 @@
 #include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -67,8 +66,7 @@ EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storage
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
     const LegacyFile file(bytes.source, bytes.extent,
-                          collecting(storages.globals, std::string(storages.record) + ", a storage in it: "),
-                          std::min(PickleLimits::least_memory, allowance.left()));
+                          collecting(storages.globals, std::string(storages.record) + ", a storage in it: "));
     const StorageId storage = storage_id(file.object(), file.object().root());
     if (storage.first != 0 || storage.count != storage.elements) {
         throw Error(Errc::bad_tensor,

@@ -45,10 +45,9 @@ bool is_legacy(std::string_view head) {
     }
 }
 
-LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen,
-                       std::uint64_t least_memory)
+LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen)
     : source_(source) {
-    PickleStream stream(source, part, std::move(seen), least_memory);
+    PickleStream stream(source, part, std::move(seen));
     if (!is_magic_number(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "not a file of torch.save: its magic number is wrong");
     }
@@ -121,10 +120,10 @@ Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faul
 }
 
 Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
-                         NamedGlobals* globals, std::uint64_t least_memory) {
+                         NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
-        const LegacyFile file(source, {0, source->size()}, collecting(globals), least_memory);
+        const LegacyFile file(source, {0, source->size()}, collecting(globals));
         if (file.trailing() > 0) {
             out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
         }

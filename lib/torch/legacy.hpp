@@ -27,8 +27,7 @@ public:
     /// Reads the file in `part` of the source; `part` must be inside the source. Calls `seen` with each pickle. Throws
     /// the pickle_* faults, file_truncated, unknown_format if the magic number or the version is wrong, and bad_tensor
     /// if the storages do not match the object.
-    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {},
-               std::uint64_t least_memory = PickleLimits::least_memory);
+    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {});
     // Not copied: keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;
@@ -63,9 +62,8 @@ private:
 /// is left out: an opaque object takes its place.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
-/// Reads a legacy file as read_legacy() does, but its value with `interpret`. `least_memory` is
-/// that of PickleLimits::of_packed().
+/// Reads a legacy file as read_legacy() does, but its value with `interpret`.
 Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
-                         NamedGlobals* globals, std::uint64_t least_memory = PickleLimits::least_memory);
+                         NamedGlobals* globals);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

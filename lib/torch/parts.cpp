@@ -85,13 +85,10 @@ std::string first_of(const Source& source) {
 Archive read_file(const Interpret& interpret, const std::shared_ptr<const Source>& source, NamedGlobals& globals) {
     ThrowFirst faults;
     const std::string head = first_of(*source);
-    if (is_legacy(head)) return read_legacy_with(interpret, source, faults, &globals, least_memory_of_part);
-    if (head.starts_with('\x80')) return read_plain_with(interpret, source, faults, &globals, least_memory_of_part);
-    if (head.starts_with("PK") || ends_as_zip(*source)) {
-        ArchiveRecords records(source, faults);
-        records.set_least_memory(least_memory_of_part);
-        return read_archive_with(interpret, std::move(records), faults, &globals);
-    }
+    if (head.starts_with("PK")) return read_archive_with(interpret, source, faults, &globals);
+    if (is_legacy(head)) return read_legacy_with(interpret, source, faults, &globals);
+    if (head.starts_with('\x80')) return read_plain_with(interpret, source, faults, &globals);
+    if (ends_as_zip(*source)) return read_archive_with(interpret, source, faults, &globals);
     if (head.empty()) throw Error(Errc::file_truncated, "the file is empty; expected a file of torch.save");
     throw Error(Errc::unknown_format, "expected a file of torch.save");
 }

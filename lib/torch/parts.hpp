@@ -2,13 +2,11 @@
 // rank holds much that is read for no tensor.
 #pragma once
 
-#include "pickle/pickle.hpp"
 #include "torch/named_globals.hpp"
 
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,12 +14,6 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::torch {
-
-/// Files of ranks are read by at most so many threads at once. The memory that pickles of any size may take is for all
-/// of them together: PickleLimits::least_memory. It does not depend on the number of threads, so that neither does what
-/// opens.
-inline constexpr std::uint64_t threads_for_parts = 8;
-inline constexpr std::uint64_t least_memory_of_part = PickleLimits::least_memory / threads_for_parts;
 
 /// A value of a file, and what to say about the file.
 struct Parts {
@@ -44,7 +36,6 @@ struct Parts {
 /// - unsafe_call if a pickle of the file names a function that runs code, also in a value that is not asked for.
 ///   Unknown classes and functions that do not are opaque objects, as in any file of torch.save.
 /// - unknown_global if `globals` is strict; it is thrown in place of unsafe_call
-/// - pickle_too_large if the pickle needs more memory than least_memory_of_part and 64 times its size
 /// - the zip_*, pickle_* and tensor faults that read_archive(), read_legacy() and read_plain() throw
 ///
 /// `globals` collects what the pickle names and must be new. May be called from several threads at once.

@@ -31,14 +31,14 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
 }
 
 Archive read_plain_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
-                        NamedGlobals* globals, std::uint64_t least_memory) {
+                        NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
-        PickleStream stream(source, {0, source->size()}, {}, least_memory);
+        PickleStream stream(source, {0, source->size()});
         const HeldPickle held = stream.pickle(record);
         // A legacy file whose first pickle is too long for the head that formats are detected from.
         if (is_magic_number(held.graph))
-            return static_cast<void>(out = read_legacy_with(interpret, source, faults, globals, least_memory));
+            return static_cast<void>(out = read_legacy_with(interpret, source, faults, globals));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
         }

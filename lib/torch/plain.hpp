@@ -14,9 +14,8 @@ namespace safemap::SAFEMAP_ABI::torch {
 /// bytes after the pickle.
 Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
-/// Reads the file as read_plain() does, but its value with `interpret`. `least_memory` is
-/// that of PickleLimits::of_packed().
+/// Reads the file as read_plain() does, but its value with `interpret`.
 Archive read_plain_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
-                        NamedGlobals* globals, std::uint64_t least_memory = PickleLimits::least_memory);
+                        NamedGlobals* globals);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -418,26 +418,4 @@ TEST_CASE("a mutated file gives some of the keys asked for, or an error with its
     CHECK(refused > 0);
 }
 
-TEST_CASE("a small pickle takes an eighth of the memory that a single file may take, so that eight threads share it") {
-    // A tuple of two bytes is charged about 160 bytes: nested ones of 1 MB need 80 MB, whatever the container.
-    std::string deep = ")"s;
-    for (int i = 0; i < 500'000; ++i) deep += "\x85"s;
-    const std::string value = "}X\x01\x00\x00\x00k"s + deep + "s"s;
-    const std::string dict = "\x80\x02"s + value + "."s;
-    for (const std::string& file : {forge::archive(value), dict}) {
-        CHECK_FAULT(parts_of(file), Errc::pickle_too_large);
-        CHECK_FAULT(torch::read_whole(fixtures::source(file, "rank.pt")), Errc::pickle_too_large);
-    }
-    // One file by itself may take more.
-    const PickleLimits alone = PickleLimits::of_packed(dict.size());
-    CHECK(alone.max_memory == PickleLimits::least_memory);
-    CHECK(PickleLimits::of_packed(dict.size(), torch::least_memory_of_part).max_memory ==
-          std::max(torch::least_memory_of_part, PickleLimits::memory_per_byte * dict.size()));
-    CHECK_OK(read_pickle(dict, alone));
-    // A pickle of ordinary values of the same size is read.
-    std::string many = "}("s;
-    for (int i = 0; i < 20'000; ++i) many += forge::text("key" + std::to_string(i)) + forge::integer(i * 1000);
-    CHECK(parts_of(forge::archive(many + "u")).tree.size() > 20'000);
-}
-
 }  // namespace parts_test
