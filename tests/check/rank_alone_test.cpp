@@ -86,7 +86,7 @@ TEST_CASE("tensors that are replicated on all ranks of a mesh are whole in the f
     const TempDir dir;
     std::mt19937 random(11);
     for (const Era era : eras)
-        for (const std::uint64_t rank : {0, 1, 3}) {
+        for (const std::uint64_t rank : {0U, 1U, 3U}) {
             const Whole whole = random_whole(random, Dtype::f32, {5, 3});
             const Value local = pt::tensor(whole.dtype, whole.shape, whole.bytes);
             Value spec = dtensor_spec(device_mesh(line(4), rank, era), {replicate(era)}, whole.dtype, whole.shape, era);
