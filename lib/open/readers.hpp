@@ -99,8 +99,7 @@ struct Located {
 
 /// Finds the checkpoint of a folder by the names of files. Throws not_a_checkpoint if a folder to descend into cannot
 /// be opened. Reports no faults of the checkpoint: read_located() throws bad_tag for a damaged pointer.
-Located locate(std::shared_ptr<const Folder> folder,
-               std::uint64_t max_header_bytes = OpenOptions().max_header_bytes);
+Located locate(std::shared_ptr<const Folder> folder, std::uint64_t max_header_bytes = OpenOptions().max_header_bytes);
 /// Reads the checkpoint. If there is no reader for its shape, throws unsupported_layout or another code of refuse().
 Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults);
 /// Returns how the files of a path are mapped.

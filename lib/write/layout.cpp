@@ -551,7 +551,7 @@ private:
     const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
-    std::uint64_t fp8_cast_ = 0;    // F8 tensors that are cast and are not multiplied by scales
+    std::uint64_t fp8_cast_ = 0;  // F8 tensors that are cast and are not multiplied by scales
     bool single_file_ = false;
     std::deque<Shape> raw_shapes_;  // shapes that headers have instead of the tensors' own
     Layout layout_;
