@@ -494,8 +494,11 @@ private:
         try {
             return save(out_, model, options);
         } catch (const Error& error) {
-            if (error.code() != Errc::cancelled || !continues()) throw;
-            throw how_to_continue(error);
+            if (error.code() == Errc::cancelled && continues()) throw how_to_continue(error);
+            if (error.code() != Errc::quantized_cast || (prefixes_.empty() && rules_.empty())) throw;
+            Error renamed = error;
+            throw std::move(renamed.with_hint(error.hint() + "; these are names after --rename and --strip-prefix, and "
+                                                             "--keep-dtype takes those before"));
         }
     }
 
