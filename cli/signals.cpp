@@ -77,10 +77,12 @@ DeferSignals::~DeferSignals() { deferred = false; }
 bool DeferSignals::cancelled() noexcept { return requested; }
 
 void hint_for_signals(std::string_view hint) {
-    static const std::string plain = fmt::format("{}hint: {}\n", plain_answer.load(), printable(hint));
-    static const std::string json = fmt::format(
+    // Never destroyed: a signal may come while the program exits.
+    static const std::string& plain =
+        *new std::string(fmt::format("{}hint: {}\n", plain_answer.load(), printable(hint)));
+    static const std::string& json = *new std::string(fmt::format(
         "{{\"error\": {{\"code\": \"cancelled\", \"message\": \"cancelled by a signal\", \"hint\": {}}}}}\n",
-        json_quoted(hint));
+        json_quoted(hint)));
     plain_answer = plain.c_str();
     json_answer = json.c_str();
 }

@@ -122,6 +122,20 @@ std::string printable(std::string_view text, std::size_t limit) {
 
 std::string excerpt(std::string_view text) { return printable(text, 200); }
 
+std::string shell_word(std::string_view text) {
+    const auto is_plain = [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("%+,-./:=@_").find(c) != std::string_view::npos;
+    };
+    if (!text.empty() && std::all_of(text.begin(), text.end(), is_plain)) return std::string(text);
+    std::string word = "'";
+    for (const char c : text) {
+        if (c == '\'') word += "'\\''";
+        else word += c;
+    }
+    return word + '\'';
+}
+
 std::string quoted(std::string_view text) { return "'" + excerpt(text) + "'"; }
 
 std::string names_text(std::span<const std::string> names, std::size_t most) {

@@ -59,13 +59,14 @@ Extras Checkpoint::extras() const {
         throw changed(safemap::quoted(contents.model_file) + " has disappeared", folder);
     for (const std::string& name : names) {
         if (!has_name_of_extra(name) || name == contents.model_file || has(contents.files, name)) continue;
+        auto source = folder.open(name);
+        if (!source) throw changed(safemap::quoted(name) + " has disappeared", folder);
+        // Asked after it is open: a link that is replaced in between is not followed.
         if (const std::string target = folder.link_out(name); !target.empty()) {
             extras.notes.push_back(safemap::quoted(name) + " is not copied: it is a link out of the folder, to " +
                                    excerpt(target));
             continue;
         }
-        auto source = folder.open(name);
-        if (!source) throw changed(safemap::quoted(name) + " has disappeared", folder);
         if (source->size() > largest)
             extras.notes.push_back(safemap::quoted(name) + " is not copied: it has " + bytes_text(source->size()) +
                                    ", more than " + bytes_text(largest));

@@ -64,12 +64,18 @@ FileNames inside(std::string_view folder, FileNames names) {
     // The folder's own files are listed by name. Sets, and files of an inner folder, are listed as paths that can be
     // typed.
     const bool sets = shape.what == "sets of rank files";
-    Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
-                                          listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
+    const bool pipeline = shape.what == state::pipeline_models;
+    const bool one = shape.files.size() == 1;  // of a pipeline that lacks the others
+    std::string message =
+        (one ? "1 model" + shape.what.substr(6) : std::to_string(shape.files.size()) + ' ' + shape.what) + ": " +
+        listed(sets || shape.inside ? inside(folder, shape.files) : shape.files);
+    if (pipeline && !shape.others.empty()) message += "; without weights: " + listed(shape.others);
+    Error error(Errc::several_models, message);
     if (sets) error.with_hint("give one of these globs in quotes");
-    else if (shape.what.starts_with("models of a pipeline"))
+    else if (pipeline)
         error.with_hint("each is a model of its own: mkdir OUT; safemap convert " +
-                        inside(folder, shape.files).front() + " OUT/" + shape.files.front() + "; and so on");
+                        shell_word(inside(folder, shape.files).front()) + ' ' +
+                        shell_word("OUT/" + shape.files.front()) + "; and so on");
     else if (shape.what == "files of weights and no index")
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
     else error.with_hint("give one of them");

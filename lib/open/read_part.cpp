@@ -43,7 +43,7 @@ private:
 std::string hint_for(const std::filesystem::path& path, const std::optional<state::RankFile>& rank) {
     constexpr std::string_view parts = "; --as-parts (OpenOptions::as_parts) gives the local parts in this file";
     if (!rank) return "give the folder, or the files of all ranks together" + std::string(parts);
-    return "give the files of all ranks, in quotes: '" + (path.parent_path() / rank->set).native() + "'" +
+    return "give the files of all ranks, in quotes: " + shell_word((path.parent_path() / rank->set).native()) +
            std::string(parts);
 }
 

@@ -15,6 +15,7 @@
 #include "state/folder_shape.hpp"
 
 #include "base/folder.hpp"
+#include "base/json.hpp"
 #include "state/model_names.hpp"
 #include "state/optimizer_names.hpp"
 
@@ -349,8 +350,9 @@ MaybeShape rank_files(const FolderNames& names) { return shape_of_ranks(names.fi
 // 8: the only other file of weights.
 
 /// Names of files that trainers leave beside a model: stems, which a number may follow.
-constexpr std::string_view companion_stems[] = {"dl_state_dict", "optimizer", "rng_state",    "sampler",
-                                                "scaler",        "scheduler", "training_args"};
+constexpr std::string_view companion_stems[] = {"dataloader",       "dl_state_dict", "lr_scheduler", "optimizer",
+                                                "rng_state",        "sampler",       "scaler",       "scheduler",
+                                                "train_dataloader", "train_state",   "training_args"};
 constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
 
 template <std::size_t N> bool among(std::string_view name, const std::string_view (&list)[N]) {
@@ -437,10 +439,37 @@ MaybeShape pipeline(const FolderNames& names) {
     if (!has(names.files, pipeline_list)) return std::nullopt;
     FileNames models = components(names);
     if (models.empty()) return std::nullopt;
+    FileNames lack = matching(names.listed_components, [&](const std::string& name) { return !has(models, name); });
     FileNames files = weights_in(names);
     models.insert(models.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
-    if (models.size() == 1) return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
-    return several(std::move(models), "models of a pipeline (model_index.json)", true);
+    if (models.size() == 1 && lack.empty()) return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
+    FolderShape shape = several(std::move(models), std::string(pipeline_models), true);
+    shape.others = std::move(lack);
+    return shape;
+}
+
+/// Returns the components of a pipeline that have weights, by the names of their classes:
+/// {"unet": ["diffusers", "UNet2DConditionModel"], "scheduler": ["diffusers", "PNDMScheduler"]}.
+FileNames components_in(const Source& list) {
+    constexpr std::uint64_t longest = 1 << 20;
+    constexpr std::string_view without_weights[] = {"Scheduler", "Tokenizer", "Processor", "FeatureExtractor"};
+    const auto is_class_of_weights = [&](const json::Value& value) {
+        const auto* const pair = value.array();
+        const std::string* const name = pair != nullptr && pair->size() == 2 ? (*pair)[1].string() : nullptr;
+        return name != nullptr && std::none_of(std::begin(without_weights), std::end(without_weights),
+                                               [&](auto word) { return name->find(word) != std::string::npos; });
+    };
+    FileNames components;
+    try {
+        const json::Value root =
+            json::parse(json::read_text(list, longest, Errc::index_not_json, pipeline_list), Errc::index_not_json);
+        if (root.object() == nullptr) return {};
+        for (const json::Member& member : *root.object())
+            if (!member.key.starts_with('_') && is_class_of_weights(member.value)) components.push_back(member.key);
+    } catch (const Error& error) {
+        if (error.code() != Errc::index_not_json) throw;
+    }
+    return components;
 }
 
 FolderShape shape_inside(const FolderNames& names) {
@@ -640,7 +669,10 @@ FolderShape shape_of(const FolderNames& names) {
     if (inside.kind != ShapeKind::nothing) return inside;
     // DeepSpeed's marker tells what the folder is, even if no tag is left.
     if (names.latest) return named_tag(names, "latest", *names.latest);
-    if (shape.files.size() == 1) shape.kind = ShapeKind::file;
+    // Alone, such a file is what its reader wants. Beside folders of folders it is not: a model may be deeper in them.
+    const bool alone = std::all_of(names.below.begin(), names.below.end(),
+                                   [](const FolderNames& below) { return below.folders.empty(); });
+    if (shape.files.size() == 1 && alone) shape.kind = ShapeKind::file;
     return shape;
 }
 
@@ -653,6 +685,8 @@ FolderNames names_in(const Folder& folder) {
     follow_link(folder, "latest", names.latest, names);
     follow_link(folder, "latest_universal", names.latest_universal, names);
     names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
+    if (has(names.files, pipeline_list))
+        if (const auto list = folder.open(pipeline_list)) names.listed_components = components_in(*list);
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());

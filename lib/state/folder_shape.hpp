@@ -26,6 +26,8 @@ struct FolderNames {
     std::optional<std::string> latest = {};
     std::optional<std::string> latest_universal = {};
     std::optional<std::string> latest_checkpointed_iteration = {};
+    /// The components with weights that `model_index.json` lists. Empty if it does not exist or cannot be read.
+    std::vector<std::string> listed_components = {};
 };
 
 /// The kind of checkpoint in a folder. The comment of a kind says what `FolderShape::files` names.
@@ -75,6 +77,9 @@ struct FolderShape {
     /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
 };
+
+/// FolderShape::what of the models of a pipeline. Components without weights are in `others`.
+inline constexpr std::string_view pipeline_models = "models of a pipeline (model_index.json)";
 
 /// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);

@@ -107,13 +107,16 @@ void split_variant(ModelName& name) {
 bool take_shard(ModelName& name) {
     std::string_view stem = name.stem;
     const std::string variant(take_variant(stem));
+    const std::size_t end = stem.size();
     const auto shards = take_number_at_end(stem);
+    const std::size_t digits = end - stem.size();
     if (!shards || *shards == 0 || !take_at_end(stem, "-of-")) return false;
     const auto number = take_number_at_end(stem);
     if (!number || *number > *shards || !take_at_end(stem, "-") || stem.empty()) return false;
     name.kind = ModelName::Kind::shard;
     name.number = *number;
     name.shards = *shards;
+    name.digits = digits;
     name.variant = variant;
     name.stem.resize(stem.size());
     return true;
@@ -165,14 +168,16 @@ std::string padded(std::uint64_t number, std::size_t digits) {
     return std::string(digits > text.size() ? digits - text.size() : 0, '0') + text;
 }
 
-/// Says which numbers a set lacks.
-void find_missing(ShardSet& set, const std::map<std::uint64_t, std::string>& numbered) {
-    constexpr std::size_t most = 8;
+/// Adds the files of a set, and says which numbers it lacks. Numbers begin with 0 if that is there, else with 1.
+void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbered) {
+    constexpr std::uint64_t most = 8;
     const std::uint64_t first = numbered.contains(0) ? 0 : 1;
     const std::string& one = numbered.begin()->second;
     const std::size_t digits = digits_of(one).size();
-    set.missing = set.name.shards - std::min<std::uint64_t>(numbered.size(), set.name.shards);
-    for (std::uint64_t n = first; set.lacks.size() < std::min<std::uint64_t>(most, set.missing); ++n)
+    for (const auto& [number, file] : numbered)
+        if (number - first < set.name.shards) set.files.push_back(file);
+    set.missing = set.name.shards - set.files.size();
+    for (std::uint64_t n = first; set.lacks.size() < std::min(most, set.missing); ++n)
         if (!numbered.contains(n)) set.lacks.push_back(with_number(one, padded(n, digits)));
 }
 
@@ -193,19 +198,19 @@ std::optional<ModelName> model_name(std::string_view file) {
 std::string ShardSet::text() const { return with_number(files.front(), "*"); }
 
 std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
-    std::map<std::pair<Model, std::uint64_t>, std::pair<ModelName, std::map<std::uint64_t, std::string>>> sets;
+    std::map<std::tuple<Model, std::uint64_t, std::size_t>, std::pair<ModelName, std::map<std::uint64_t, std::string>>>
+        sets;
     for (const std::string& file : names) {
         auto name = model_name(file);
         if (!name || name->kind != ModelName::Kind::shard) continue;
-        auto& set = sets[{model_of(*name), name->shards}];
+        auto& set = sets[{model_of(*name), name->shards, name->digits}];
         set.second.emplace(name->number, file);
         set.first = *std::move(name);
     }
     std::vector<ShardSet> found;
     for (auto& [key, set] : sets) {
         ShardSet& one = found.emplace_back(ShardSet{.name = std::move(set.first)});
-        for (const auto& file : set.second) one.files.push_back(file.second);
-        find_missing(one, set.second);
+        take_files(one, set.second);
     }
     return found;
 }

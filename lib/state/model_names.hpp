@@ -24,6 +24,7 @@ struct ModelName {
     std::string ending;        ///< ".safetensors", ".bin": that of the shards for an index
     std::uint64_t number = 0;  ///< for a shard, its number
     std::uint64_t shards = 0;  ///< for a shard, the number of shards: at least 1
+    std::size_t digits = 0;    ///< for a shard, how many digits that number has: 5 in "-of-00003"
 };
 
 /// Parses the name of a model's file. A single file has one of the known stems. An index of safetensors or `.bin`
@@ -31,7 +32,8 @@ struct ModelName {
 /// files, and for shards with DCP information.
 std::optional<ModelName> model_name(std::string_view file);
 
-/// The numbered shards of one model: files whose names differ in the number alone.
+/// The numbered shards of one model: files whose names differ in the number alone. Files with numbers beyond the set
+/// are not of it.
 struct ShardSet {
     ModelName name;                       ///< the name of one of them
     std::vector<std::string> files = {};  ///< in the order of their numbers

@@ -138,6 +138,9 @@ public:
             for (std::size_t i = 0; i < count; ++i)
                 add_file(shard_name(options_.stem, i, count), stored(split.shards[i]), shard_metadata());
             add_index(split);
+            if (options_.stem == "adapter_model" || options_.stem == "pytorch_lora_weights")
+                layout_.notes.push_back("PEFT and diffusers read an adapter from one file, " +
+                                        shard_name(options_.stem, 0, 1) + "; a larger max_shard_size gives one");
         }
         note_large_layers(split);
         note_order();

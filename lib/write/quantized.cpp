@@ -47,16 +47,6 @@ std::string as_glob(std::string_view text) {
     return glob;
 }
 
-/// Writes `text` as one word of a shell.
-std::string shell_word(std::string_view text) {
-    std::string word = "'";
-    for (const char c : text) {
-        if (c == '\'') word += "'\\''";
-        else word += c;
-    }
-    return word + '\'';
-}
-
 /// Chooses short globs that match some names and no other ones.
 class GlobChooser {
 public:

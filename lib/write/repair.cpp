@@ -122,6 +122,31 @@ Found read_one(const std::filesystem::path& file, const OpenOptions& options) {
     return found;
 }
 
+/// If two shards hold a tensor, keeps the one that the index names. Leaves both if it names neither.
+void drop_copies(const safetensors::Index& index, Found& found, const std::string& name) {
+    std::map<std::string_view, std::uint32_t> placed;
+    for (const auto& place : index.weight_map) placed.insert_or_assign(place.tensor, place.shard);
+    std::map<std::string_view, std::set<std::uint32_t>> holders;
+    for (std::size_t i = 0; i < found.tensors.size(); ++i) holders[found.tensors[i].name()].insert(found.shards[i]);
+    std::vector<LazyTensor> tensors;
+    std::vector<std::uint32_t> shards;
+    for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+        const std::string& tensor = found.tensors[i].name();
+        const auto place = placed.find(tensor);
+        const bool decided = place != placed.end() && holders.at(tensor).contains(place->second);
+        if (decided && found.shards[i] != place->second) {
+            found.repairs.push_back(name + ": " + safemap::quoted(index.shards[found.shards[i]]) + " also holds " +
+                                    safemap::quoted(tensor) + ", which the index places in " +
+                                    safemap::quoted(index.shards[place->second]));
+            continue;
+        }
+        tensors.push_back(found.tensors[i]);
+        shards.push_back(found.shards[i]);
+    }
+    found.tensors = std::move(tensors);
+    found.shards = std::move(shards);
+}
+
 /// Reports each difference between an index and its shards. Throws if two shards hold a tensor, or if no shard holds a
 /// tensor that the index names.
 void compare_index(const safetensors::Index& index, Found& found, const std::string& name) {
@@ -183,6 +208,7 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     }
     found.metadata.insert(joined.contents.metadata.begin(), joined.contents.metadata.end());
     for (const auto& [key, value] : index.metadata) found.metadata.insert_or_assign(key, value);
+    drop_copies(index, found, index_name);
     compare_index(index, found, index_name);
     return found;
 }

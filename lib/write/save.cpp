@@ -99,6 +99,7 @@ private:
             report_.layout.buffer_bytes = std::max(report_.layout.buffer_bytes, buffers);
         }
         for (std::string& note : write::notes_on_folders(out_, options_)) report_.notes.push_back(std::move(note));
+        for (std::string& note : write::notes_on_other_models(out_, options_)) report_.notes.push_back(std::move(note));
         if (options_.plan_only && together_.leads() && options_.on_plan) options_.on_plan(report_);
     }
 

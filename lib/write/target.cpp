@@ -6,6 +6,7 @@
 #include "safetensors/index.hpp"
 #include "safetensors/shard_files.hpp"
 #include "state/folder_shape.hpp"
+#include "state/model_names.hpp"
 #include "write/shards.hpp"
 
 #include <safemap/advanced/file.hpp>
@@ -129,6 +130,20 @@ state::FolderShape shape_with(const std::filesystem::path& path, const std::vect
 void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
     const auto shape = shape_with(path, old_files, state::shard_file_name({.shard = 1, .file = 1, .files = 1}));
     if (shape.kind != state::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
+}
+
+std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options) {
+    std::error_code ignored;
+    if (!options.overwrite || is_one_file(out, options) || !std::filesystem::is_directory(out, ignored)) return {};
+    const std::vector<std::string> replaced = model_files(out, options.max_header_bytes, options.stem);
+    std::vector<std::string> notes;
+    for (const std::string& file : open_folder(out, Mapping::never)->list()) {
+        const auto name = state::model_name(file);
+        if (!name || name->kind == state::ModelName::Kind::shard || name->ending != ".safetensors") continue;
+        if (name->stem == options.stem || has(replaced, file)) continue;
+        notes.push_back(safemap::quoted(file) + " in the output folder is of another model, and stays");
+    }
+    return notes;
 }
 
 void require_stem_opens(const std::filesystem::path& path, const std::vector<std::string>& old_files,

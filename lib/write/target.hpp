@@ -60,6 +60,9 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
 /// names or their content show. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder, std::uint64_t max_header_bytes,
                                      const std::string& stem = "model");
+/// Returns notes on the other models of a folder that a save with these options leaves there: safetensors files and
+/// indexes with other stems. Libraries may prefer them.
+std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options);
 /// Throws already_exists if a folder would not open as the model `STEM` once `old_files` are removed and it is there:
 /// if it has another model, such as `model.safetensors` beside `adapter_model.safetensors`.
 void require_stem_opens(const std::filesystem::path& folder, const std::vector<std::string>& old_files,

@@ -253,6 +253,9 @@ TEST_CASE("files that trainers write beside a model have the lowest preference")
         {{"data.pt", "logs/x"}, Kind::file, {"data.pt"}},
         {{"scheduler.bin", "model_0/.metadata"}, Kind::folder, {"model_0"}},
         {{"data.pt", "actor/rank0.pt", "critic/rank0.pt"}, Kind::several, {"actor", "critic"}},
+        {{"dataloader_0.pt", "model/model.safetensors"}, Kind::folder, {"model"}},
+        {{"train_dataloader.pt", "policy/weights/x"}, Kind::companions, {"train_dataloader.pt"}},
+        {{"train_dataloader.pt", ".cache/x"}, Kind::file, {"train_dataloader.pt"}},
         {{"optimizer.pt", "scheduler.pt"}, Kind::companions, {"optimizer.pt", "scheduler.pt"}},
         {{"Scheduler.bin", "data.pt"}, Kind::file, {"Scheduler.bin"}},
         {{"data.pth", "common.pt"}, Kind::file, {"data.pth"}},
@@ -317,6 +320,16 @@ TEST_CASE("a pipeline of diffusers has a model in each component") {
         {{"model_index.json", "model.safetensors"}, Kind::file, {"model.safetensors"}},
         {{unet, text}, Kind::several, {"text_encoder", "unet"}},
     });
+    // Components that the list names and the folder lacks are told.
+    const std::string list =
+        R"(model_index.json={"_class_name":"X","unet":["diffusers","UNet2DConditionModel"],"vae":["diffusers","A"],)"
+        R"("scheduler":["diffusers","PNDMScheduler"],"tokenizer":["transformers","CLIPTokenizer"],"gone":[null,null]})";
+    check({{{list, unet, "vae/config.json"}, Kind::several, {"unet"}},
+           {{list, unet, "vae/model.fp16.safetensors"}, Kind::several, {"unet", "vae"}},
+           {{"model_index.json=[1", unet}, Kind::folder, {"unet"}},
+           {{list, "scheduler/x"}, Kind::nothing, {}}});
+    CHECK(shape({list, unet}).others == FileNames{"vae"});
+    CHECK(shape({list, unet, "vae/x.bin"}).others.empty());
     // sentence-transformers: the first module is here, the others are named.
     CHECK(shape({"modules.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"}).others ==
           FileNames{"2_Dense"});

@@ -112,6 +112,13 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
     CHECK(sets[2].lacks == Names{"a-00002-of-00003.safetensors"});
     CHECK(sets[3].complete());
 
+    const auto complete = [](Names some) { return state::shard_sets(some).front().complete(); };
+    CHECK_FALSE(complete({"x-0-of-2.pt", "x-2-of-2.pt"}));
+    CHECK_FALSE(complete({"x-0-of-3.pt", "x-1-of-3.pt", "x-3-of-3.pt"}));
+    CHECK_FALSE(complete({"x-00001-of-00002.pt", "x-2-of-2.pt"}));  // of two exports
+    CHECK(complete({"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"}));
+    CHECK(state::shard_sets(Names{"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"})[0].files.size() == 2);
+
     const auto large = state::shard_sets(Names{"m-000007-of-999999999.bin"});
     REQUIRE(large.size() == 1);
     CHECK(large[0].missing == 999'999'998);

@@ -317,6 +317,17 @@ TEST_CASE("an index is repaired from its shards") {
     CHECK(mentions(with(wrong), "in shards that do not hold them"));
     CHECK(!fs::exists(dir / "no"));
 
+    // A tensor in two shards: the index decides, if it names one of them.
+    fs::create_directory(dir / "twice");
+    dir.write("twice/1", forge::u8_file({{"a", 1}, {"b", 1}}));
+    dir.write("twice/2", forge::u8_file({{"a", 1}, {"c", 1}}));
+    dir.write("twice/model.safetensors.index.json", R"({"weight_map":{"a":"2","b":"1"}})");
+    const RepairReport twice = repair(dir / "twice", dir / "once");
+    CHECK(mentions(twice.repairs, "'1' also holds 'a', which the index places in '2'"));
+    CHECK(twice.saved.tensors == 3);
+    dir.write("twice/model.safetensors.index.json", R"({"weight_map":{"b":"1","c":"2"}})");
+    CHECK_FAULT(repair(dir / "twice", dir / "no"), Errc::duplicate_name);
+
     save(dir / "adapter", tensors(), {.stem = "adapter_model"});
     CHECK(repair(dir / "adapter", dir / "repaired").saved.files == Names{"adapter_model.safetensors"});
 }

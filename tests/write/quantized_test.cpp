@@ -51,10 +51,12 @@ LazyTensor of_floats(std::string name, Shape shape, const std::vector<float>& va
 Selection kept_by_hint(const Error& error) {
     Selection keep;
     const std::string hint = error.hint();
-    constexpr std::string_view option = "--keep-dtype '";
+    constexpr std::string_view option = "--keep-dtype ";
     for (std::size_t at = hint.find(option); at != std::string::npos; at = hint.find(option, at)) {
         at += option.size();
-        keep.include(hint.substr(at, hint.find('\'', at) - at));
+        const char end = hint[at] == '\'' ? '\'' : ' ';
+        if (end == '\'') ++at;
+        keep.include(hint.substr(at, hint.find(end, at) - at));
     }
     return keep;
 }

@@ -373,6 +373,12 @@ TEST_CASE("the stem begins the names of the files in a folder") {
     CHECK(names_in(dir / "one") == Names{"adapter_model.safetensors"});
     CHECK_OK(save(dir / "two", tensors, {.stem = "adapter_model", .overwrite = true}));
     CHECK(names_in(dir / "two") == Names{"adapter_model.safetensors"});
+    CHECK_OK(save(dir / "both", tensors, {.stem = "adapter_model"}));
+    const SaveReport beside = save(dir / "both", tensors, {.overwrite = true});
+    REQUIRE(beside.notes.size() == 1);
+    CHECK(beside.notes[0] == "'adapter_model.safetensors' in the output folder is of another model, and stays");
+    CHECK(names_in(dir / "both") == Names{"adapter_model.safetensors", "model.safetensors"});
+    CHECK(save(dir / "cut", tensors, {.stem = "adapter_model", .max_shard_size = 1200}).notes.size() == 1);
     CHECK_OK(save(dir / "base", tensors));
     const auto error = error_of([&] { save(dir / "base", tensors, {.stem = "adapter_model", .overwrite = true}); });
     REQUIRE(error);
