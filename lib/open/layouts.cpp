@@ -65,7 +65,7 @@ FileNames inside(std::string_view folder, FileNames names) {
     // typed.
     const bool sets = shape.what == "sets of rank files";
     const bool pipeline = shape.what == state::pipeline_models;
-    const bool one = shape.files.size() == 1;  // of a pipeline that lacks the others
+    const bool one = shape.files.size() == 1;  // a pipeline that lacks the others
     std::string message =
         (one ? "1 model" + shape.what.substr(6) : std::to_string(shape.files.size()) + ' ' + shape.what) + ": " +
         listed(sets || shape.inside ? inside(folder, shape.files) : shape.files);

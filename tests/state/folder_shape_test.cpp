@@ -320,7 +320,7 @@ TEST_CASE("a pipeline of diffusers has a model in each component") {
         {{"model_index.json", "model.safetensors"}, Kind::file, {"model.safetensors"}},
         {{unet, text}, Kind::several, {"text_encoder", "unet"}},
     });
-    // Components that the list names and the folder lacks are told.
+    // The components that the list names and the folder lacks are listed.
     const std::string list =
         R"(model_index.json={"_class_name":"X","unet":["diffusers","UNet2DConditionModel"],"vae":["diffusers","A"],)"
         R"("scheduler":["diffusers","PNDMScheduler"],"tokenizer":["transformers","CLIPTokenizer"],"gone":[null,null]})";

@@ -115,7 +115,7 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
     const auto complete = [](Names some) { return state::shard_sets(some).front().complete(); };
     CHECK_FALSE(complete({"x-0-of-2.pt", "x-2-of-2.pt"}));
     CHECK_FALSE(complete({"x-0-of-3.pt", "x-1-of-3.pt", "x-3-of-3.pt"}));
-    CHECK_FALSE(complete({"x-00001-of-00002.pt", "x-2-of-2.pt"}));  // of two exports
+    CHECK_FALSE(complete({"x-00001-of-00002.pt", "x-2-of-2.pt"}));  // two exports
     CHECK(complete({"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"}));
     CHECK(state::shard_sets(Names{"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"})[0].files.size() == 2);
 
