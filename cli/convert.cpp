@@ -69,12 +69,14 @@ struct Around {
             if (!listed.contains(object.name)) all.push_back(object);
         return all;
     }
-    /// Returns the groups of tied tensors, except those of skipped tensors.
+    /// Returns the groups of tied tensors, without skipped names.
     std::vector<AliasGroup> written_aliases(const SaveReport& saved) const {
         std::set<std::string_view> left_out;
         for (const SkippedObject& object : saved.skipped) left_out.insert(object.name);
         std::vector<AliasGroup> written = aliases;
-        std::erase_if(written, [&](const AliasGroup& group) { return left_out.contains(group.front()); });
+        for (AliasGroup& group : written)
+            std::erase_if(group, [&](const std::string& name) { return left_out.contains(name); });
+        std::erase_if(written, [](const AliasGroup& group) { return group.size() < 2; });
         return written;
     }
     std::vector<std::string> all_notes(const SaveReport& saved) const {

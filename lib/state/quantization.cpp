@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_set>
 
 namespace safemap::SAFEMAP_ABI::state {
 
@@ -140,8 +141,13 @@ public:
         index_.add_all(NamesOf(tensors_));
         for (const AliasGroup& group : ties)
             if (const auto first = index_.find(group.front(), NamesOf(tensors_)))
-                for (std::size_t i = 1; i < group.size(); ++i) others_.emplace(group[i], *first);
+                for (std::size_t i = 1; i < group.size(); ++i) {
+                    others_.emplace(group[i], *first);
+                    tied_.insert(*first);
+                }
     }
+
+    bool has_several_names(std::uint32_t tensor) const { return tied_.contains(tensor); }
 
     std::optional<std::uint32_t> find(std::string_view name) const {
         if (const auto found = index_.find(name, NamesOf(tensors_))) return found;
@@ -153,6 +159,7 @@ private:
     std::span<const LazyTensor> tensors_;
     NameIndex index_;
     std::map<std::string, std::uint32_t, std::less<>> others_;
+    std::unordered_set<std::uint32_t> tied_;
 };
 
 void add_once(std::vector<std::uint32_t>& to, std::uint32_t tensor) {
@@ -174,6 +181,7 @@ public:
         if (found_.all.empty()) return std::move(found_);
         for (std::uint32_t i = 0; i < tensors_.size(); ++i)
             if (match(marker_name, tensors_[i].name())) found_.markers.push_back(i);
+        find_other_names();
         return std::move(found_);
     }
 
@@ -188,7 +196,24 @@ private:
         if (!numbers || !scale || *numbers == *scale || !has_dtype(tensors_[*numbers].dtype(), convention.dtype))
             return;
         if (convention.numbers == "weight" && convention.scale == "scale" && !in_blocks(*numbers, *scale)) return;
+        note_name(name, *scale);
         add(convention, *matched, *numbers, *scale);
+    }
+
+    /// Notes that a name of a tied tensor is one that the table has.
+    void note_name(std::string_view name, std::uint32_t tensor) {
+        if (names_->has_several_names(tensor)) known_names_.emplace(name);
+    }
+
+    void find_other_names() {
+        const auto is_known = [&](const std::string& name) {
+            return known_names_.contains(name) || match(marker_name, name);
+        };
+        for (const AliasGroup& group : ties_) {
+            if (std::none_of(group.begin(), group.end(), is_known)) continue;
+            for (const std::string& name : group)
+                if (!is_known(name)) found_.other_names.insert(name);
+        }
     }
 
     /// Returns true if a tensor called `scale`, a usual name, is the scales of a matrix.
@@ -207,6 +232,7 @@ private:
             expand(pattern, matched, text_);
             const auto beside = names_->find(text_);
             if (!beside || *beside == numbers) continue;
+            note_name(text_, *beside);
             add_once(quantized.besides, *beside);
             quantized.has_zero_points |= pattern.ends_with("_zero_point") || pattern.ends_with("_g_idx");
         }
@@ -216,6 +242,7 @@ private:
     std::span<const AliasGroup> ties_;
     std::optional<NamesAndTies> names_;  // made when the first name looks like one of scales
     std::map<std::uint32_t, std::size_t> by_numbers_;
+    std::set<std::string, std::less<>> known_names_;  // names of tied tensors that are scales, or beside numbers
     QuantizedTensors found_;
     std::string text_;
 };

@@ -7,7 +7,10 @@
 #include <safemap/state_tree.hpp>
 
 #include <cstdint>
+#include <functional>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +44,9 @@ struct Quantized {
 struct QuantizedTensors {
     std::vector<Quantized> all = {};          ///< sorted by `numbers`
     std::vector<std::uint32_t> markers = {};  ///< tensors such as `scaled_fp8`, which say that a model has scales
+    /// Names of scales, or of tensors beside numbers, that mean something else: a parameter may share its storage with
+    /// a scale. Without the names that make these tensors scales.
+    std::set<std::string, std::less<>> other_names = {};
 };
 
 /// Returns the quantised tensors among `tensors`. `ties` has other names of tensors, which count too. A float tensor

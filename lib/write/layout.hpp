@@ -109,9 +109,10 @@ struct Input {
     Metadata metadata = {};
     std::span<const AliasGroup> ties =
         {};  ///< known ties; if a tensor is skipped, its pairs of the metadata are dropped
-    std::span<const StoragePlace> storages = {};  ///< storages whose unreferenced bytes are counted
-    std::vector<std::string> notes = {};          ///< first notes of the report
-    bool note_order = false;                      ///< true to add a note if the files list the tensors in another order
+    std::shared_ptr<const std::vector<AliasGroup>> own_ties = {};  ///< owns `ties` if they are not the checkpoint's
+    std::span<const StoragePlace> storages = {};                   ///< storages whose unreferenced bytes are counted
+    std::vector<std::string> notes = {};                           ///< first notes of the report
+    bool note_order = false;  ///< true to add a note if the files list the tensors in another order
     /// The quantised tensors among `tensors`, if they are known by other names, or by tensors that are not written.
     std::shared_ptr<const QuantizedInput> quantized = {};
     std::vector<SkippedObject> skipped = {};  ///< tensors that are left out before

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -79,6 +81,30 @@ std::vector<std::string> globs_of(std::span<const LazyTensor> tensors, std::span
     std::sort(globs.begin(), globs.end());
     globs.erase(std::unique(globs.begin(), globs.end()), globs.end());
     return globs;
+}
+
+using NameSet = std::set<std::string, std::less<>>;
+
+/// Returns the names that tensors with `other_names` have in `checkpoint`, which was derived from `origin`. Where it is
+/// not known which name became which, all of them: such a tensor is then written.
+NameSet other_names_in(const Checkpoint& checkpoint, const Checkpoint& origin, const NameSet& other_names) {
+    NameSet in_checkpoint;
+    if (other_names.empty()) return in_checkpoint;
+    std::unordered_map<std::string_view, const AliasGroup*> groups;
+    for (const AliasGroup& group : checkpoint.aliases()) groups.emplace(group.front(), &group);
+    for (const AliasGroup& before : origin.aliases()) {
+        const auto is_other = [&](const std::string& name) { return other_names.contains(name); };
+        const LazyTensor* const tensor = checkpoint::Origin::find(checkpoint, before.front());
+        if (tensor == nullptr || std::none_of(before.begin(), before.end(), is_other)) continue;
+        const auto group = groups.find(tensor->name());
+        const AliasGroup after = group == groups.end() ? AliasGroup{tensor->name()} : *group->second;
+        for (std::size_t i = 0; i < after.size(); ++i) {
+            const bool is_same = std::find(before.begin(), before.end(), after[i]) != before.end();
+            if (after.size() == before.size() ? is_other(before[i]) : !is_same || is_other(after[i]))
+                in_checkpoint.insert(after[i]);
+        }
+    }
+    return in_checkpoint;
 }
 
 /// Looks for the first cast that does harm, and for all tensors that must keep their dtypes.
@@ -193,6 +219,7 @@ std::shared_ptr<const QuantizedInput> quantized_by_origin(const Checkpoint& chec
         for (std::uint32_t& beside : each.besides) place(beside);
     }
     for (std::uint32_t& marker : found.markers) place(marker);
+    found.other_names = other_names_in(checkpoint, origin, found.other_names);
     quantized->found = std::move(found);
     return quantized;
 }

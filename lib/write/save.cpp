@@ -22,7 +22,9 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -220,15 +222,33 @@ namespace {
 /// The metadata key in which ComfyUI describes quantised layers.
 constexpr const char* quantization_key = "_quantization_metadata";
 
+/// Puts `ties` in the place of the input's. Pairs of the metadata that name a tie follow.
+void put_ties(Input& input, std::vector<AliasGroup> ties, bool exact_metadata) {
+    std::set<std::string_view> in_metadata;
+    for (const AliasGroup& group : input.ties)
+        for (std::size_t i = 1; i < group.size(); ++i) {
+            const auto pair = input.metadata.find(group[i]);
+            if (pair == input.metadata.end() || pair->second != group.front()) continue;
+            input.metadata.erase(pair);
+            in_metadata.insert(group[i]);
+        }
+    for (const AliasGroup& group : ties)
+        for (std::size_t i = 1; i < group.size(); ++i)
+            if (!exact_metadata || in_metadata.contains(group[i])) input.metadata.try_emplace(group[i], group.front());
+    input.own_ties = std::make_shared<const std::vector<AliasGroup>>(std::move(ties));
+    input.ties = *input.own_ties;
+}
+
 /// Puts products with scales in the place of quantised tensors, into `own`. Returns false if no
 /// tensor has scales.
 bool put_products(Input& input, const SaveOptions& options, std::span<const std::uint64_t> block,
                   std::vector<LazyTensor>& own) {
-    write::Scaling scaling = write::apply_scales(input.tensors, write::quantized_in(input), options, block);
+    write::Scaling scaling = write::apply_scales(input.tensors, input.ties, write::quantized_in(input), options, block);
     std::move(scaling.notes.begin(), scaling.notes.end(), std::back_inserter(input.notes));
     if (!scaling.any) return false;
     own = std::move(scaling.tensors);
     input.tensors = own;
+    put_ties(input, std::move(scaling.ties), options.exact_metadata);
     input.quantized = nullptr;  // it has the indices of the tensors before
     input.skipped = std::move(scaling.skipped);
     input.factors = std::move(scaling.factors);
@@ -242,7 +262,7 @@ bool put_products(Input& input, const SaveOptions& options, std::span<const std:
     return true;
 }
 
-/// Returns the checkpoint without the tensors that `input` skips, under all their names.
+/// Returns the checkpoint without the names that `input` skips.
 Checkpoint without_skipped(const Checkpoint& checkpoint, const Input& input) {
     std::unordered_set<std::string_view> skipped;
     for (const SkippedObject& object : input.skipped) skipped.insert(object.name);
@@ -250,7 +270,8 @@ Checkpoint without_skipped(const Checkpoint& checkpoint, const Input& input) {
     for (const LazyTensor& tensor : checkpoint)
         if (!skipped.contains(tensor.name())) names.push_back(tensor.name());
     for (const AliasGroup& group : checkpoint.aliases())
-        if (!skipped.contains(group.front())) names.insert(names.end(), group.begin() + 1, group.end());
+        for (std::size_t i = 1; i < group.size(); ++i)
+            if (!skipped.contains(group[i])) names.push_back(group[i]);
     return checkpoint.select(Selection::names(std::move(names)));
 }
 

@@ -5,6 +5,7 @@
 #include "write/scaling.hpp"
 
 #include "base/json.hpp"
+#include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/scaled.hpp"
 #include "state/quantization.hpp"
@@ -19,6 +20,9 @@
 #include <cstddef>
 #include <memory>
 #include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::write {
@@ -71,9 +75,14 @@ std::optional<LazyTensor> as_wide(const LazyTensor& scales, const Shape& numbers
 class Scaler {
 public:
     /// The tensors from index `written` on are not written.
-    Scaler(std::span<const LazyTensor> tensors, std::size_t written, const SaveOptions& options,
-           std::span<const std::uint64_t> block)
-        : tensors_(tensors), written_(written), options_(options), block_(block), roles_(tensors.size(), Role::other) {}
+    Scaler(std::span<const LazyTensor> tensors, std::size_t written, std::span<const AliasGroup> ties,
+           const SaveOptions& options, std::span<const std::uint64_t> block)
+        : tensors_(tensors),
+          written_(written),
+          ties_(ties),
+          options_(options),
+          block_(block),
+          roles_(tensors.size(), Role::other) {}
 
     Scaling run(const state::QuantizedTensors& found) {
         sort_out(found);
@@ -82,10 +91,11 @@ public:
             of[quantized.numbers] = &quantized;
             if (roles_[quantized.numbers] == Role::product) require_product(quantized);
         }
+        const Groups groups = groups_of_dropped();
         std::uint64_t plain = 0;
         for (std::uint32_t i = 0; i < written_; ++i) {
             if (roles_[i] == Role::dropped) {
-                skip(i);
+                drop(i, groups, found.other_names);
                 continue;
             }
             scaling_.kept.push_back(i);
@@ -98,6 +108,7 @@ public:
 
 private:
     enum class Role : std::uint8_t { other, product, stays, dropped };
+    using Groups = std::unordered_map<std::string_view, const AliasGroup*, NameHash>;
 
     bool is_kept(std::uint32_t tensor) const {
         return options_.keep_dtype && options_.keep_dtype->matches(tensors_[tensor].name());
@@ -189,8 +200,37 @@ private:
         return scaled({numbers, *wide, *std::move(block)}).cast(to);
     }
 
-    void skip(std::uint32_t tensor) {
-        scaling_.skipped.push_back({.name = tensors_[tensor].name(),
+    /// Returns the groups of the tied tensors that are dropped, by their first names. All others keep their names.
+    Groups groups_of_dropped() {
+        std::unordered_set<std::string_view, NameHash> dropped;
+        if (!ties_.empty())
+            for (std::uint32_t i = 0; i < written_; ++i)
+                if (roles_[i] == Role::dropped) dropped.insert(tensors_[i].name());
+        Groups groups;
+        for (const AliasGroup& group : ties_) {
+            if (dropped.contains(group.front())) groups.emplace(group.front(), &group);
+            else scaling_.ties.push_back(group);
+        }
+        return groups;
+    }
+
+    /// Drops the names of a tensor, except those that mean something else: with them it is written.
+    void drop(std::uint32_t tensor, const Groups& groups, const std::set<std::string, std::less<>>& other_names) {
+        const auto found = groups.find(tensors_[tensor].name());
+        const AliasGroup names = found == groups.end() ? AliasGroup{tensors_[tensor].name()} : *found->second;
+        AliasGroup left;
+        for (const std::string& name : names) {
+            if (other_names.contains(name)) left.push_back(name);
+            else skip(tensor, name);
+        }
+        if (left.empty()) return;
+        scaling_.kept.push_back(tensor);
+        scaling_.tensors.push_back(tensors_[tensor].renamed(left.front()));
+        if (left.size() > 1) scaling_.ties.push_back(std::move(left));
+    }
+
+    void skip(std::uint32_t tensor, const std::string& name) {
+        scaling_.skipped.push_back({.name = name,
                                     .type = "torch." + std::string(torch_name(tensors_[tensor].dtype())),
                                     .why = "describes quantised tensors, which are written as their values "
                                            "(apply_scales)"});
@@ -206,6 +246,7 @@ private:
 
     std::span<const LazyTensor> tensors_;
     std::size_t written_;
+    std::span<const AliasGroup> ties_;
     const SaveOptions& options_;
     std::span<const std::uint64_t> block_;
     std::vector<Role> roles_;
@@ -290,11 +331,12 @@ std::optional<Shape> block_of(const Shape& numbers, const Shape& scales, bool mx
     return blocks;
 }
 
-Scaling apply_scales(std::span<const LazyTensor> tensors, const QuantizedInput& quantized, const SaveOptions& options,
+Scaling apply_scales(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties,
+                     const QuantizedInput& quantized, const SaveOptions& options,
                      std::span<const std::uint64_t> block) {
     std::vector<LazyTensor> all(tensors.begin(), tensors.end());
     all.insert(all.end(), quantized.unwritten.begin(), quantized.unwritten.end());
-    return Scaler(all, tensors.size(), options, block).run(quantized.found);
+    return Scaler(all, tensors.size(), ties, options, block).run(quantized.found);
 }
 
 std::vector<std::uint64_t> stated_block(const Extras& extras) {

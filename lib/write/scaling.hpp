@@ -19,17 +19,19 @@ struct Scaling {
     std::vector<LazyTensor> tensors = {};     ///< the tensors to write, in the caller's order
     std::vector<std::uint32_t> kept = {};     ///< for each of them: its index in the caller's list
     std::vector<LazyTensor> factors = {};     ///< the numbers and scales that products are made of
-    std::vector<SkippedObject> skipped = {};  ///< scales and other tensors that lose their meaning
+    std::vector<SkippedObject> skipped = {};  ///< names of scales and other tensors that lose their meaning
+    std::vector<AliasGroup> ties = {};        ///< the caller's ties without skipped names; the first name is written
     std::vector<std::string> notes = {};
     bool any = false;  ///< false if no tensor has scales: then only `notes` has a meaning
     bool all = false;  ///< true if no quantised tensor is left
 };
 
 /// Returns the products in a save of `tensors`, of which `quantized` are quantised. `block` is the block size that the
-/// model states, for the last dimensions; it may be empty. Reads nothing. Throws quantized_cast if a quantised tensor
-/// has no product, or if it is not clear which scale belongs to which number.
-Scaling apply_scales(std::span<const LazyTensor> tensors, const QuantizedInput& quantized, const SaveOptions& options,
-                     std::span<const std::uint64_t> block);
+/// model states, for the last dimensions; it may be empty. A name of a scale that means something else, because a
+/// tensor shares its storage with the scale, is written. Reads nothing. Throws quantized_cast if a quantised tensor has
+/// no product, or if it is not clear which scale belongs to which number.
+Scaling apply_scales(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties,
+                     const QuantizedInput& quantized, const SaveOptions& options, std::span<const std::uint64_t> block);
 
 /// Returns how many elements of each dimension of `numbers` have the same scale, for scales of the shape `scales`,
 /// which has as many dimensions. Returns nothing if the shapes do not fit, or if several sizes would fit. `mx` is true

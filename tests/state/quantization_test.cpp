@@ -5,6 +5,8 @@
 
 #include <safemap/advanced/stored_tensor.hpp>
 
+#include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,6 +156,20 @@ TEST_CASE("names of tied tensors count, and two scales of one tensor are both fo
     CHECK(
         found({{"a.weight", Dtype::f8_e4m3}, {"a.weight_scale", Dtype::f32, {}}, {"a.scale_weight", Dtype::f32, {}}}) ==
         Texts{"a.weight: a.scale_weight a.weight_scale"});
+}
+
+TEST_CASE("names that tied tensors have beside those of scales are reported") {
+    const auto others = [](const std::vector<Named>& all, const std::vector<AliasGroup>& ties) {
+        return find_quantized(tensors_of(all), ties).other_names;
+    };
+    const std::vector<Named> all = {{"a.weight", Dtype::f8_e4m3}, {"x", Dtype::f32, {}}, {"g", Dtype::f32, {}}};
+    using Names = std::set<std::string, std::less<>>;
+    CHECK(others(all, {{"x", "a.weight_scale", "y"}, {"g", "a.input_scale"}}) == Names{"x", "y", "g"});
+    CHECK(others(all, {{"x", "a.weight_scale"}, {"g", "b.input_scale"}}) == Names{"x"});
+    CHECK(others(all, {{"x", "y"}}).empty());
+    CHECK(others({{"a.weight", Dtype::f8_e4m3}, {"b.weight", Dtype::f8_e4m3}, {"a.weight_scale", Dtype::f32, {}}},
+                 {{"a.weight_scale", "b.weight_scale", "a.input_scale"}})
+              .empty());
 }
 
 TEST_CASE("zero points and orders of columns are reported") {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -311,6 +312,74 @@ TEST_CASE("scales that several tensors share, two scales, and zero points") {
     const SaveReport report = save(dir / "none", none, {.apply_scales = true});
     CHECK(report.notes.size() == 1);
     CHECK(dtype_in(dir / "none/model.safetensors", "l.weight") == Dtype::bf16);
+}
+
+TEST_CASE("a parameter that shares its storage with a scale is written, under its own names") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("a.weight", Dtype::f8_e4m3, {4, 4}),
+                                             of_floats("a.weight_scale", {}, {2}), of_floats("a.input_scale", {}, {3}),
+                                             tensor("norm", Dtype::bf16, {2})};
+    using Pairs = std::map<std::string, std::string>;
+    const Pairs ties = {{"gain", "a.weight_scale"},
+                        {"logit_scale", "a.weight_scale"},
+                        {"temperature", "a.weight_scale"},
+                        {"b.k_scale", "a.input_scale"},
+                        {"note", "text"}};
+    save(dir / "in.safetensors", tensors, {.metadata = ties});
+    const Checkpoint model = Checkpoint::open(dir / "in.safetensors");
+    REQUIRE(model.aliases().size() == 2);
+    for (const bool exact : {false, true}) {
+        SaveOptions options{.apply_scales = true, .overwrite = true};
+        options.exact_metadata = exact;
+        if (exact) options.metadata = ties;
+        const SaveReport report = save_everywhere(dir / "out.safetensors", model, options);
+        const Checkpoint out = Checkpoint::open(dir / "out.safetensors");
+        CHECK(skipped_of(report) == Names{"a.weight_scale", "a.input_scale"});
+        CHECK(names_of(out) == Names{"a.weight", "gain", "b.k_scale", "norm"});
+        const auto value = [&](const char* name) {
+            const TensorView view = out[name].load();
+            return view.as<float>()[0];
+        };
+        CHECK(value("temperature") == 2);
+        CHECK(value("logit_scale") == 2);
+        CHECK(value("b.k_scale") == 3);
+        CHECK(std::ranges::count(out.metadata(), std::pair<std::string, std::string>("note", "text")) == 1);
+        for (const AliasGroup& group : out.aliases()) CHECK(group == AliasGroup{"gain", "logit_scale", "temperature"});
+    }
+
+    const auto written = [&](const Checkpoint& checkpoint) {
+        save(dir / "some.safetensors", checkpoint, {.apply_scales = true, .overwrite = true});
+        const Checkpoint out = Checkpoint::open(dir / "some.safetensors");
+        Names names = names_of(out);
+        for (const AliasGroup& group : out.aliases()) names.insert(group.begin(), group.end());
+        return names;
+    };
+    const auto with_x = [](std::string_view name) { return "x." + std::string(name); };
+    CHECK(written(model.renamed(with_x)) ==
+          Names{"x.a.weight", "x.gain", "x.logit_scale", "x.temperature", "x.b.k_scale", "x.norm"});
+    const Checkpoint some = model.select(Selection::names({"a.weight", "a.weight_scale", "temperature"}));
+    CHECK(written(some) == Names{"a.weight", "temperature"});
+    CHECK(written(model.select(Selection::names({"a.weight", "temperature"}))) == Names{"a.weight", "temperature"});
+    CHECK(written(model.select(Selection::names({"a.weight", "a.weight_scale"}))) == Names{"a.weight"});
+    CHECK(written(some.renamed(with_x)).contains("x.temperature"));
+}
+
+TEST_CASE("scales that share a storage are all left out") {
+    const TempDir dir;
+    std::vector<LazyTensor> tensors = {tensor("a.weight", Dtype::f8_e4m3, {4, 4}),
+                                       tensor("b.weight", Dtype::f8_e4m3, {4, 4}),
+                                       of_floats("a.weight_scale", {}, {2})};
+    save(dir / "in.safetensors", tensors,
+         {.metadata = {{"b.weight_scale", "a.weight_scale"}, {"a.input_scale", "a.weight_scale"}}});
+    const Checkpoint model = Checkpoint::open(dir / "in.safetensors");
+    const SaveReport report = save_everywhere(dir / "out.safetensors", model, {.apply_scales = true});
+    CHECK(skipped_of(report) == Names{"a.weight_scale", "b.weight_scale", "a.input_scale"});
+    const Checkpoint out = Checkpoint::open(dir / "out.safetensors");
+    CHECK(names_of(out) == Names{"a.weight", "b.weight"});
+    CHECK(out.aliases().empty());
+    CHECK(std::ranges::none_of(out.metadata(), [](const auto& pair) { return pair.second == "a.weight_scale"; }));
+    save(dir / "kept.safetensors", model, {.keep_dtype = Selection::glob("b.weight"), .apply_scales = true});
+    CHECK(Checkpoint::open(dir / "kept.safetensors")["b.weight_scale"].name() == "b.weight_scale");
 }
 
 TEST_CASE("block sizes: stated, 128, 32 for powers of two, and refused where several fit") {
