@@ -1,6 +1,6 @@
 // The table of conventions, and the search for their names. Sources of the conventions: ComfyUI (QUANTIZATION.md),
 // compressed-tensors, DeepSeek-V3 (inference/fp8_cast_bf16.py), ModelOpt, Mistral's own files, bitsandbytes, GPTQ, AWQ,
-// HQQ, AQLM, quanto, and gpt-oss.
+// HQQ, AQLM, quanto, gpt-oss, torchao (flatten_tensor_state_dict), MLX (nn.QuantizedLinear) and nunchaku.
 #include "state/quantization.hpp"
 
 #include "base/name_index.hpp"
@@ -32,6 +32,9 @@ struct Convention {
 constexpr auto scaled = Quantization::scaled_fp8;
 constexpr auto packed = Quantization::packed;
 
+constexpr std::array<std::string_view, 7> torchao_besides = {
+    "_*_zero_point", "_*_per_tensor_scale", "_*_act_per_tensor_scale", "_*_act_pre_scale", "_*_act_quant_scale"};
+
 // For names that several conventions share, such as `weight_scale`, the dtype of the numbers decides.
 constexpr Convention conventions[] = {
     {{scaled, "FP8 of ComfyUI"}, Numbers::fp8, "*", "scale_*", {"scale_input", "input_scale", "comfy_quant"}},
@@ -47,7 +50,7 @@ constexpr Convention conventions[] = {
      {"input_scale", "*_input_scale", "output_scale", "comfy_quant", "*_zero_point", "input_zero_point", "*_g_idx"}},
     {{scaled, "MX FP8"}, Numbers::fp8, "*", "*_scales", {"input_scale", "*_zero_point"}},
     {{scaled, "FP8 of Mistral"}, Numbers::fp8, "*", "qscale_*", {"qscale_act"}},
-    {{scaled, "FP8 in blocks, as DeepSeek reads it"}, Numbers::fp8, "weight", "scale", {}},
+    {{scaled, "FP8, as DeepSeek reads it"}, Numbers::fp8, "weight", "scale", {}},
 
     {{packed, "compressed-tensors"},
      Numbers::bits,
@@ -63,6 +66,17 @@ constexpr Convention conventions[] = {
     {{packed, "packed MX"}, Numbers::bits, "*_blocks", "*_scales", {}},
     {{packed, "integers with scales"}, Numbers::bits, "*", "*_scales", {"*_zeros"}},
     {{packed, "GPTQ or AWQ"}, Numbers::bits, "qweight", "scales", {"qzeros", "g_idx"}},
+    {{packed, "MLX"}, Numbers::bits, "weight", "scales", {"biases"}},
+    {{packed, "nunchaku"},
+     Numbers::bits,
+     "qweight",
+     "wscales",
+     {"wzeros", "wcscales", "wtscale", "smooth", "smooth_orig", "smooth_factor", "smooth_factor_orig"}},
+    // F8 numbers, too, count as packed: their values belong under another name.
+    {{packed, "torchao"}, Numbers::bits, "_*_qdata", "_*_scale", torchao_besides},
+    {{packed, "torchao"}, Numbers::fp8, "_*_qdata", "_*_scale", torchao_besides},
+    {{packed, "torchao"}, Numbers::bits, "*:qdata", "*:scale", {"*:zero_point"}},
+    {{packed, "torchao"}, Numbers::fp8, "*:qdata", "*:scale", {"*:zero_point"}},
     // The numbers may have any dtype: bnb_4bit_quant_storage chooses it.
     {{packed, "bitsandbytes in 4 bits"},
      Numbers::any,
@@ -195,7 +209,7 @@ private:
         if (!scale) scale = names_->find(name);
         if (!numbers || !scale || *numbers == *scale || !has_dtype(tensors_[*numbers].dtype(), convention.dtype))
             return;
-        if (convention.numbers == "weight" && convention.scale == "scale" && !in_blocks(*numbers, *scale)) return;
+        if (convention.numbers == "weight" && convention.scale == "scale" && !is_scale(*numbers, *scale)) return;
         note_name(name, *scale);
         add(convention, *matched, *numbers, *scale);
     }
@@ -216,10 +230,11 @@ private:
         }
     }
 
-    /// Returns true if a tensor called `scale`, a usual name, is the scales of a matrix.
-    bool in_blocks(std::uint32_t numbers, std::uint32_t scale) const {
+    /// Returns true if a tensor called `scale`, a usual name, has the scales of F8 numbers. In a float model that was
+    /// cast to F8 as a whole, it is F8 itself.
+    bool is_scale(std::uint32_t numbers, std::uint32_t scale) const {
         const std::size_t rank = tensors_[scale].shape().size();
-        return rank >= 2 && rank == tensors_[numbers].shape().size();
+        return !is_fp8(tensors_[scale].dtype()) || (rank >= 2 && rank == tensors_[numbers].shape().size());
     }
 
     void add(const Convention& convention, const Match& matched, std::uint32_t numbers, std::uint32_t scale) {

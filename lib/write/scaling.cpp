@@ -150,8 +150,11 @@ private:
             keep.insert(keep.end(), quantized.scales.begin(), quantized.scales.end());
             keep.insert(keep.end(), quantized.besides.begin(), quantized.besides.end());
         }
+        const std::string of = " (" + std::string(first->name.text) + ")";
         refuse(*first,
-               "its numbers are packed (" + std::string(first->name.text) + "), and only F8 numbers are multiplied",
+               state::is_fp8(tensors_[first->numbers].dtype())
+                   ? "its values belong under the name of the weight, which its numbers do not have" + of
+                   : "its numbers are packed" + of + ", and only F8 numbers are multiplied",
                std::move(keep));
     }
 

@@ -74,6 +74,8 @@ TEST_CASE("F8 numbers and their scales, under the names of each convention") {
         pair("a.l.weight", "a.l.weight_scales");
         pair("a.l.weight", "a.l.qscale_weight");
         pair("a.l.weight", "a.l.scale");
+        CHECK(found({{"l.weight", f8}, {"l.scale", Dtype::f32, {}}}) == Texts{"l.weight: l.scale"});
+        CHECK(found({{"l.weight", f8}, {"l.scale", Dtype::bf16, {4}}}) == Texts{"l.weight: l.scale"});
         pair("weight", "weight_scale");
         pair("m/l.weight", "m/l.weight_scale");
         pair("a.experts.gate_up_proj", "a.experts.gate_up_proj_scale");
@@ -130,6 +132,17 @@ TEST_CASE("packed numbers, under the names of each convention") {
     is({{"l.weight._data", Dtype::i8}, {"l.weight._scale", Dtype::bf16}}, {"l.weight._data: l.weight._scale"});
     is({{"q", Dtype::qint8}, {"q/scales", Dtype::f64}, {"q/zero_points", Dtype::f32}}, {"q: q/scales +q/zero_points"});
     is({{"l.weight", Dtype::f4}, {"l.weight_scale", Dtype::f8_e8m0}}, {"l.weight: l.weight_scale"});
+    is({{"l.weight", Dtype::u32}, {"l.scales", Dtype::bf16}, {"l.biases", Dtype::bf16}},
+       {"l.weight: l.scales +l.biases"});
+    is({{"l.weight", Dtype::u32}, {"l.scales", Dtype::u8}}, {"l.weight: l.scales"});
+    is({{"l.qweight", Dtype::i8}, {"l.wscales", Dtype::bf16}, {"l.smooth", Dtype::bf16}},
+       {"l.qweight: l.wscales +l.smooth"});
+    for (const Dtype dtype : {Dtype::f8_e4m3, Dtype::i8, Dtype::u8, Dtype::i32}) {
+        is({{"l._weight_qdata", dtype}, {"l._weight_scale", Dtype::f32}, {"l._weight_zero_point", Dtype::f32}},
+           {"l._weight_qdata: l._weight_scale +l._weight_zero_point"});
+        is({{"l.weight:qdata", dtype}, {"l.weight:scale", Dtype::f32}, {"l.weight:zero_point", Dtype::f32}},
+           {"l.weight:qdata: l.weight:scale +l.weight:zero_point"});
+    }
 }
 
 TEST_CASE("float models with names that look like scales are not quantised") {
@@ -141,6 +154,11 @@ TEST_CASE("float models with names that look like scales are not quantised") {
     CHECK(found({{"norm.scale", Dtype::f8_e4m3}, {"norm.weight", Dtype::f32}}).empty());
     CHECK(found({{"a.weight", Dtype::f8_e4m3}, {"b.weight_scale", Dtype::f32}}).empty());
     CHECK(found({{"ids", Dtype::i64}, {"ids_scale", Dtype::f32}}).empty());
+    CHECK(found({{"l.weight", Dtype::f32}, {"l.scales", Dtype::f32}, {"l.biases", Dtype::f32}}).empty());
+    CHECK(found({{"l.qweight", Dtype::f32}, {"l.wscales", Dtype::f32}}).empty());
+    CHECK(found({{"l._weight_qdata", Dtype::f32}, {"l._weight_scale", Dtype::f32}}).empty());
+    CHECK(found({{"l.weight:qdata", Dtype::bf16}, {"l.weight:scale", Dtype::f32}}).empty());
+    CHECK(found({{"l.weight", Dtype::f32}, {"l.scale", Dtype::f32, {}}}).empty());
     // A vector called `scale` is usual in float models that were cast to F8 as a whole.
     CHECK(found({{"norm.weight", Dtype::f8_e4m3}, {"norm.scale", Dtype::f8_e4m3, {4}}}).empty());
     CHECK(found({{"x.weight.absmax", Dtype::f32}, {"x.weight", Dtype::bf16}}).empty());

@@ -184,6 +184,14 @@ TEST_CASE("each packing is refused where a cast would reach its scales, and copi
         {tensor("l.weight", Dtype::i8, {4, 4}), tensor("l.SCB", Dtype::f32, {4})},
         {tensor("l.weight", Dtype::u8, {4, 2}), tensor("l.weight_scale", Dtype::f8_e4m3, {4, 1}),
          tensor("l.weight_scale_2", Dtype::f32, {})},
+        {tensor("l.weight", Dtype::u32, {4, 4}), tensor("l.scales", Dtype::bf16, {4, 1}),
+         tensor("l.biases", Dtype::bf16, {4, 1})},
+        {tensor("l.qweight", Dtype::i8, {4, 4}), tensor("l.wscales", Dtype::bf16, {4, 1}),
+         tensor("l.smooth", Dtype::bf16, {4})},
+        {tensor("l._weight_qdata", Dtype::f8_e4m3, {4, 8}), tensor("l._weight_scale", Dtype::f32, {4, 1})},
+        {tensor("l._weight_qdata", Dtype::i8, {4, 8}), tensor("l._weight_scale", Dtype::bf16, {4, 1}),
+         tensor("l._weight_zero_point", Dtype::f32, {4, 1})},
+        {tensor("l.weight:qdata", Dtype::f8_e4m3, {4, 8}), tensor("l.weight:scale", Dtype::f32, {4, 1})},
     };
     for (const auto& packing : packings) {
         CHECK_FAULT(save(dir / "out", packing, {.dtype = Dtype::f64}), Errc::quantized_cast);
@@ -198,6 +206,23 @@ TEST_CASE("each packing is refused where a cast would reach its scales, and copi
     const std::vector<LazyTensor> mx = {tensor("e.w_blocks", Dtype::u8, {4, 4}), tensor("e.w_scales", Dtype::u8, {4}),
                                         tensor("norm", Dtype::f32, {4})};
     CHECK_OK(save(dir / "mx", mx, {.dtype = Dtype::bf16}));
+}
+
+TEST_CASE("a tensor called `scale` of any shape has the scales of F8 numbers beside it") {
+    const TempDir dir;
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{4}, Shape{4, 1}}) {
+        const std::vector<LazyTensor> model = {
+            tensor("l.weight", Dtype::f8_e4m3, {4, 4}),
+            of_floats("l.scale", shape, std::vector<float>(shape.empty() || shape[0] == 1 ? 1 : 4, 2)),
+            tensor("norm.weight", Dtype::f32, {4}), tensor("norm.scale", Dtype::f32, {4})};
+        CHECK_FAULT(save(dir / "out", model, {.dtype = Dtype::bf16, .overwrite = true}), Errc::quantized_cast);
+        const SaveReport report = save(dir / "out", model, {.apply_scales = true, .overwrite = true});
+        CHECK(skipped_of(report) == Names{"l.scale"});
+    }
+    // In blocks of 128, one scale belongs to all of these columns, but three belong to nothing.
+    const std::vector<LazyTensor> unfit = {tensor("l.weight", Dtype::f8_e4m3, {4, 4}),
+                                           of_floats("l.scale", {3}, {1, 2, 3})};
+    CHECK_FAULT(save(dir / "out", unfit, {.apply_scales = true, .overwrite = true}), Errc::quantized_cast);
 }
 
 TEST_CASE("float models with names that look like scales are cast") {
