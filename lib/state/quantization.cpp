@@ -269,6 +269,10 @@ bool is_fp8(Dtype dtype) noexcept {
            dtype == Dtype::f8_e5m2fnuz;
 }
 
+bool is_marker(const LazyTensor& tensor) {
+    return is_fp8(tensor.dtype()) && tensor.element_count() <= 2 && match(marker_name, tensor.name());
+}
+
 QuantizedTensors find_quantized(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties) {
     return Finder(tensors, ties).find();
 }

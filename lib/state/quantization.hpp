@@ -53,6 +53,10 @@ struct QuantizedTensors {
 /// that has the name of a scale counts only beside a tensor of a quantised dtype. Linear in the number of names.
 QuantizedTensors find_quantized(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties);
 
+/// Returns true for ComfyUI's mark of a model with scales: an F8 tensor `scaled_fp8` of at most two elements, whose
+/// dtype says something, and whose values say nothing.
+bool is_marker(const LazyTensor& tensor);
+
 /// Returns true for the F8 dtypes whose elements are numbers: all but F8_E8M0.
 bool is_fp8(Dtype dtype) noexcept;
 

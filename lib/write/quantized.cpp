@@ -178,7 +178,7 @@ private:
 }  // namespace
 
 std::optional<Dtype> asked_dtype(const LazyTensor& tensor, const SaveOptions& options) {
-    if (!asks_for_casts(options) || !is_castable(tensor.dtype())) return std::nullopt;
+    if (!asks_for_casts(options) || !is_castable(tensor.dtype()) || state::is_marker(tensor)) return std::nullopt;
     if (options.keep_dtype && options.keep_dtype->matches(tensor.name())) return std::nullopt;
     for (auto each = options.dtype_of.rbegin(); each != options.dtype_of.rend(); ++each)
         if (each->tensors.matches(tensor.name())) return each->dtype;

@@ -60,7 +60,8 @@ std::optional<LazyTensor> as_wide(const LazyTensor& scales, const Shape& numbers
     std::size_t rank = view.shape.size();
     StridedView wanted{.shape = Shape(numbers.size(), 1), .strides = Strides(numbers.size(), 1), .offset = view.offset};
     if (scales.element_count() != 1) {
-        while (rank > numbers.size() && view.shape[rank - 1] == 1) --rank;
+        // Dimensions of size 1 at the end change nothing, unless the scales have all dimensions.
+        while (rank != numbers.size() && rank > 0 && view.shape[rank - 1] == 1) --rank;
         if (rank > numbers.size()) return std::nullopt;
         for (std::size_t d = 0; d < rank; ++d) {
             if (rank < numbers.size() && view.shape[d] != numbers[d]) return std::nullopt;
@@ -100,7 +101,8 @@ public:
             }
             scaling_.kept.push_back(i);
             scaling_.tensors.push_back(roles_[i] == Role::product ? product(*of[i]) : tensors_[i]);
-            plain += of[i] == nullptr && state::is_fp8(tensors_[i].dtype()) ? 1 : 0;
+            const bool has_no_scales = of[i] == nullptr && state::is_fp8(tensors_[i].dtype());
+            plain += has_no_scales && roles_[i] == Role::other && !state::is_marker(tensors_[i]) ? 1 : 0;
         }
         note(plain);
         return std::move(scaling_);
@@ -129,15 +131,26 @@ private:
             auto& beside = kept ? beside_others : beside_products;
             beside.insert(beside.end(), quantized.scales.begin(), quantized.scales.end());
             beside.insert(beside.end(), quantized.besides.begin(), quantized.besides.end());
-            (kept ? beside_others : products_).push_back(quantized.numbers);
+            (kept ? kept_numbers_ : products_).push_back(quantized.numbers);
             scaling_.all = scaling_.all && !kept;
         }
         scaling_.any = !products_.empty();
         if (!scaling_.any) return;
-        if (scaling_.all) beside_products.insert(beside_products.end(), found.markers.begin(), found.markers.end());
+        for (const std::uint32_t marker : found.markers)
+            if (scaling_.all || marks_products(marker)) beside_products.push_back(marker);
         for (const std::uint32_t tensor : beside_products) roles_[tensor] = Role::dropped;
         for (const std::uint32_t tensor : beside_others) roles_[tensor] = Role::stays;
+        for (const std::uint32_t tensor : kept_numbers_) roles_[tensor] = Role::stays;
         for (const std::uint32_t tensor : products_) roles_[tensor] = Role::product;
+    }
+
+    /// Returns true if all quantised tensors of the part that a marker belongs to become products.
+    bool marks_products(std::uint32_t marker) const {
+        const std::string& name = tensors_[marker].name();
+        const std::string_view part = std::string_view(name).substr(0, name.find_last_of("./") + 1);
+        const auto is_in_part = [&](std::uint32_t tensor) { return tensors_[tensor].name().starts_with(part); };
+        return std::any_of(products_.begin(), products_.end(), is_in_part) &&
+               std::none_of(kept_numbers_.begin(), kept_numbers_.end(), is_in_part);
     }
 
     [[noreturn]] void refuse_packed(const state::QuantizedTensors& found) const {
@@ -254,6 +267,7 @@ private:
     std::span<const std::uint64_t> block_;
     std::vector<Role> roles_;
     std::vector<std::uint32_t> products_;
+    std::vector<std::uint32_t> kept_numbers_;  // quantised numbers that are copied
     Scaling scaling_;
 };
 

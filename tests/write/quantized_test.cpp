@@ -320,6 +320,50 @@ TEST_CASE("tensors that keep their dtype stay quantised beside products") {
     CHECK(skipped_of(report) == Names{"a.scale_weight"});
 }
 
+TEST_CASE("ComfyUI's marks of parts go with the scales of their parts, and are never cast") {
+    const TempDir dir;
+    std::vector<LazyTensor> model;
+    for (const char* const part : {"model.diffusion_model.", "te."}) {
+        model.push_back(tensor(std::string(part) + "l.weight", Dtype::f8_e4m3, {4, 4}));
+        model.push_back(of_floats(std::string(part) + "l.scale_weight", {}, {2}));
+        model.push_back(tensor(std::string(part) + "scaled_fp8", Dtype::f8_e4m3, {2}));
+    }
+    const SaveReport all = save(dir / "all.safetensors", model, {.apply_scales = true});
+    CHECK(skipped_of(all).contains("te.scaled_fp8"));
+    CHECK(skipped_of(all).size() == 4);
+    const SaveReport some =
+        save(dir / "some.safetensors", model, {.keep_dtype = Selection::glob("te.*"), .apply_scales = true});
+    CHECK(skipped_of(some) == Names{"model.diffusion_model.l.scale_weight", "model.diffusion_model.scaled_fp8"});
+    for (const std::string& note : some.notes) CHECK(note.find("no scales") == std::string::npos);
+
+    const std::vector<LazyTensor> no_scales = {tensor("l.weight", Dtype::f8_e4m3, {4, 4}),
+                                               tensor("scaled_fp8", Dtype::f8_e4m3, {2}),
+                                               tensor("x.scaled_fp8", Dtype::f32, {2})};
+    const SaveReport cast = save(dir / "cast.safetensors", no_scales, {.dtype = Dtype::bf16});
+    CHECK(dtype_in(dir / "cast.safetensors", "l.weight") == Dtype::bf16);
+    CHECK(dtype_in(dir / "cast.safetensors", "scaled_fp8") == Dtype::f8_e4m3);
+    CHECK(dtype_in(dir / "cast.safetensors", "x.scaled_fp8") == Dtype::bf16);
+    CHECK(cast.notes.at(0).starts_with("1 F8 tensor is cast without scales"));
+    const SaveReport none = save(dir / "none.safetensors", no_scales, {.apply_scales = true});
+    CHECK(none.notes.at(1).starts_with("1 F8 tensor has no scales"));
+}
+
+TEST_CASE("scales of the first dimensions may have dimensions of size 1 behind them") {
+    const TempDir dir;
+    for (const Shape& shape : {Shape{4}, Shape{4, 1}, Shape{4, 1, 1}, Shape{4, 1, 1, 1}, Shape{4, 1, 1, 1, 1}}) {
+        const std::vector<LazyTensor> model = {tensor("c.weight", Dtype::f8_e4m3, {4, 3, 2, 2}, 7),
+                                               of_floats("c.weight_scale", shape, {1, 2, 3, 4})};
+        save(dir / "out.safetensors", model, {.dtype = Dtype::f32, .apply_scales = true, .overwrite = true});
+        const TensorView numbers = model[0].cast(Dtype::f32).load();
+        const Checkpoint out = Checkpoint::open(dir / "out.safetensors");
+        const TensorView values = out["c.weight"].load();
+        for (std::size_t i = 0; i < 48; ++i) {
+            const float wanted = numbers.as<float>()[i] * static_cast<float>(i / 12 + 1);
+            CHECK((values.as<float>()[i] == wanted || std::isnan(wanted)));
+        }
+    }
+}
+
 TEST_CASE("scales that several tensors share, two scales, and zero points") {
     const TempDir dir;
     const auto numbers = [](const char* name) { return tensor(name, Dtype::f8_e4m3, {4, 4}); };
