@@ -19,6 +19,7 @@
 #include "rename.hpp"
 #include "signals.hpp"
 
+#include <safemap/advanced/fold.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/save.hpp>
@@ -209,8 +210,14 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
         for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
         text += printable(group.front()) + '\n';
     }
+    std::vector<Foldable> skipped;  // a model may have thousands of scales
     for (const SkippedObject& object : around.all_skipped(saved))
-        text += warned(fmt::format("  skipped  {}: {}", printable(object.name), printable(object.why))) + '\n';
+        skipped.push_back({.name = object.name, .kind = object.why});
+    for (const Folded& group : fold(skipped)) {
+        const std::string times = group.count > 1 ? ' ' + group.times() : std::string();
+        text +=
+            warned(fmt::format("  skipped  {}{}: {}", printable(group.name()), times, printable(group.kind))) + '\n';
+    }
     for (const std::string& note : around.all_notes(saved)) text += fmt::format("  note     {}\n", printable(note));
     return text + fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
                               bytes_text(around.predicted_anon_bytes(saved)));

@@ -691,6 +691,13 @@ class Convert(Case):
         self.assertEqual(told['cast'], {'F8_E4M3->BF16': {'tensors': 1, 'values': 2, 'overflowed': 0, 'non_finite': 0}})
         written = (self.folder / 'out/model.safetensors').read_bytes()
         self.assertTrue(written.endswith(floats(5) + b'\x40\x40\x40\xc0'), written)  # 3, -3
+        layers = [(f'l.{i}.{name}', *rest) for i in range(3) for name, *rest in (
+            ('weight', 'F8_E4M3', [1, 2], b'\x38\xb8'), ('weight_scale', 'F32', [1], floats(3)))]
+        (self.folder / 'layers.safetensors').write_bytes(safetensors(layers))
+        text = self.safemap('convert', 'layers.safetensors', 'folded', '--apply-scales').out
+        self.assertEqual([line for line in text.splitlines() if 'skipped' in line],
+                         ['  skipped  l.{0..2}.weight_scale x 3: describes quantised tensors, which are written as '
+                          'their values (apply_scales)'])
 
     def test_text(self):
         result = self.safemap('convert', 'small.safetensors', 'out', '--dtype', 'bf16')
