@@ -35,6 +35,15 @@ constexpr std::uint64_t usual_block = 128;  // DeepSeek, compressed-tensors
 constexpr std::uint64_t mx_block = 32;      // OCP Microscaling Formats, version 1.0
 constexpr const char* config_name = "config.json";
 constexpr const char* config_key = "quantization_config";
+/// Members that describe the quantisation, in files beside a model.
+constexpr struct {
+    std::string_view file;
+    std::string_view key;
+} descriptions[] = {
+    {config_name, config_key},
+    {config_name, "compression_config"},  // compressed-tensors before 0.5
+    {"params.json", "quantization"},      // Mistral
+};
 constexpr std::uint64_t largest_config = 64ULL << 20;
 
 bool is_cut_into(std::uint64_t length, std::uint64_t block, std::uint64_t scales) {
@@ -277,16 +286,39 @@ const ExtraFile* config_in(const Extras& extras) {
     return found == extras.files.end() ? nullptr : &*found;
 }
 
-/// Returns the text of config.json if it is a JSON object, else nothing: any other file is copied as it is.
+/// Returns the text of a file if it is a JSON object, else nothing: any other file is copied as it is.
 std::optional<std::string> object_in(const ExtraFile& file, std::optional<json::Value>& root) {
     try {
-        std::string text = json::read_text(*file.source, largest_config, Errc::expectation_not_json, config_name);
+        std::string text = json::read_text(*file.source, largest_config, Errc::expectation_not_json, file.name.c_str());
         root.emplace(json::parse(text, Errc::expectation_not_json));
         if (root->object() != nullptr) return text;
     } catch (const Error& error) {
         if (error.code() != Errc::expectation_not_json) throw;
     }
     return std::nullopt;
+}
+
+/// Adds the block sizes of weights that a description of the quantisation states, at any depth.
+void add_stated_blocks(const json::Value& value, std::set<std::vector<std::uint64_t>>& stated) {
+    if (value.object() == nullptr) return;
+    for (const json::Member& member : *value.object()) {
+        const bool is_size = member.key == "weight_block_size" || member.key == "block_structure";
+        if (!is_size || member.value.array() == nullptr) {
+            if (!member.key.ends_with("_activations")) add_stated_blocks(member.value, stated);
+            continue;
+        }
+        std::vector<std::uint64_t> block;
+        for (const json::Value& each : *member.value.array()) block.push_back(each.unsigned_integer().value_or(0));
+        if (!block.empty() && std::ranges::count(block, 0) == 0) stated.insert(std::move(block));
+    }
+}
+
+/// Returns true if `word`, a string of valid JSON with its quotes, is `key`.
+bool spells(std::string_view word, std::string_view key) {
+    const std::string_view inside = word.substr(1, word.size() - 2);
+    if (inside.find('\\') == std::string_view::npos) return inside == key;
+    const json::Value value = json::parse(word, Errc::expectation_not_json);
+    return value.string() != nullptr && *value.string() == key;
 }
 
 /// Moves through valid JSON.
@@ -333,6 +365,37 @@ private:
 
 }  // namespace
 
+namespace {
+
+/// Removes the members of a copied file that describe the quantisation.
+void remove_descriptions(ExtraFile& file, std::vector<std::string>& notes) {
+    if (!file.source ||
+        std::ranges::find(descriptions, file.name, [](const auto& d) { return d.file; }) == std::end(descriptions))
+        return;
+    std::optional<json::Value> root;
+    const std::optional<std::string> text = object_in(file, root);
+    if (!text) {
+        notes.push_back(file.name +
+                        " is copied as it is, because it is not a JSON object: it may still describe the "
+                        "quantisation, which is gone");
+        return;
+    }
+    std::string edited = *text;
+    for (const auto& description : descriptions) {
+        if (description.file != file.name) continue;
+        const std::size_t before = edited.size();
+        edited = write::without_members(edited, description.key);
+        if (edited.size() < before)
+            notes.push_back(file.name + " is copied without its " + std::string(description.key));
+    }
+    if (edited.size() == text->size()) return;
+    file.source->require_unchanged();
+    const auto bytes = std::as_bytes(std::span(edited));
+    file.source = memory_source(file.source->name(), std::vector<std::byte>(bytes.begin(), bytes.end()));
+}
+
+}  // namespace
+
 std::optional<Shape> block_of(const Shape& numbers, const Shape& scales, bool mx,
                               std::span<const std::uint64_t> block) {
     if (scales.size() != numbers.size()) return std::nullopt;
@@ -357,19 +420,23 @@ Scaling apply_scales(std::span<const LazyTensor> tensors, std::span<const AliasG
 }
 
 std::vector<std::uint64_t> stated_block(const Extras& extras) {
-    std::vector<std::uint64_t> block;
     const ExtraFile* const config = config_in(extras);
     std::optional<json::Value> root;
-    if (config == nullptr || !object_in(*config, root)) return block;
-    const json::Value* const quantization = root->find(config_key);
-    const json::Value* const size = quantization == nullptr ? nullptr : quantization->find("weight_block_size");
-    if (size == nullptr || size->array() == nullptr) return block;
-    for (const json::Value& each : *size->array()) {
-        const auto number = each.unsigned_integer();
-        if (!number || *number == 0) return {};
-        block.push_back(*number);
-    }
-    return block;
+    if (config == nullptr || !object_in(*config, root)) return {};
+    std::set<std::vector<std::uint64_t>> stated;
+    const auto look_in = [&](const json::Value& part) {
+        for (const auto& description : descriptions)
+            if (description.file == config_name)
+                if (const json::Value* const quantization = part.find(description.key))
+                    add_stated_blocks(*quantization, stated);
+    };
+    look_in(*root);
+    for (const json::Member& member : *root->object()) look_in(member.value);  // text_config and so on
+    if (stated.size() > 1)
+        throw Error(Errc::quantized_cast, "config.json states blocks of " + to_string(Shape(*stated.begin())) +
+                                              " and of " + to_string(Shape(*stated.rbegin())) +
+                                              "; expected one block size for all weights");
+    return stated.empty() ? std::vector<std::uint64_t>() : *stated.begin();
 }
 
 Extras without_quantization(const Extras& extras, std::vector<std::string>& notes) {
@@ -377,23 +444,11 @@ Extras without_quantization(const Extras& extras, std::vector<std::string>& note
     const auto is_description = [](const ExtraFile& file) { return file.name == "hf_quant_config.json"; };
     if (std::erase_if(without.files, is_description) > 0)
         notes.emplace_back("hf_quant_config.json is not copied: it describes the quantisation");
-    for (ExtraFile& file : without.files) {
-        if (file.name != config_name || !file.source) continue;
-        std::optional<json::Value> root;
-        const std::optional<std::string> text = object_in(file, root);
-        if (!text) continue;
-        const std::string edited = without_members(*text, config_key);
-        if (edited.size() == text->size()) continue;
-        file.source->require_unchanged();
-        const auto bytes = std::as_bytes(std::span(edited));
-        file.source = memory_source(file.source->name(), std::vector<std::byte>(bytes.begin(), bytes.end()));
-        notes.emplace_back("config.json is copied without its quantization_config");
-    }
+    for (ExtraFile& file : without.files) remove_descriptions(file, notes);
     return without;
 }
 
 std::string without_members(std::string_view text, std::string_view key) {
-    const std::string quoted_key = '"' + std::string(key) + '"';
     std::string out;
     std::size_t copied = 0;
     std::size_t comma = std::string_view::npos;  // the comma before the next member, if it is the last token
@@ -409,7 +464,7 @@ std::string without_members(std::string_view text, std::string_view key) {
         const std::string_view word = scan.string();
         const std::size_t comma_before = std::exchange(comma, std::string_view::npos);
         scan.skip_space();
-        if (word != quoted_key || scan.next() != ':') continue;
+        if (!spells(word, key) || scan.next() != ':') continue;
         scan.skip();
         scan.skip_space();
         scan.value();

@@ -38,10 +38,13 @@ Scaling apply_scales(std::span<const LazyTensor> tensors, std::span<const AliasG
 /// for scales that are powers of two.
 std::optional<Shape> block_of(const Shape& numbers, const Shape& scales, bool mx, std::span<const std::uint64_t> block);
 
-/// Returns `quantization_config.weight_block_size` of the config.json in `extras`, or an empty list.
+/// Returns the block size that the config.json in `extras` states: `weight_block_size` or compressed-tensors'
+/// `block_structure`, of the model or of a part such as `text_config`. Returns an empty list if there is none. Throws
+/// quantized_cast if there are several that differ.
 std::vector<std::uint64_t> stated_block(const Extras& extras);
-/// Removes what describes the quantisation from copied files: `quantization_config` of config.json, and
-/// hf_quant_config.json. Adds a note for each.
+/// Removes what describes the quantisation from copied files: `quantization_config` and `compression_config` of
+/// config.json, `quantization` of params.json, and hf_quant_config.json. Adds a note for each, and for a file that is
+/// not a JSON object and so stays as it is.
 Extras without_quantization(const Extras& extras, std::vector<std::string>& notes);
 
 /// Returns `text`, a valid JSON document, without the members called `key` of objects at any depth. All other bytes

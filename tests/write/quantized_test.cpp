@@ -513,6 +513,54 @@ TEST_CASE("a folder loses what describes the quantisation, unless a tensor stays
     CHECK(TempDir::read(dir / "broken/config.json") == "{not JSON");
 }
 
+TEST_CASE("a stated block size counts wherever config.json has it, and two that differ are refused") {
+    const auto stated = [](const std::string& text) {
+        const auto bytes = std::as_bytes(std::span(text));
+        Extras extras;
+        extras.files.push_back({"config.json", memory_source("memory", {bytes.begin(), bytes.end()})});
+        return write::stated_block(extras);
+    };
+    using Block = std::vector<std::uint64_t>;
+    const Block wanted = {80, 40};
+    CHECK(stated(R"({"quantization_config": {"weight_block_size": [80, 40]}})") == wanted);
+    CHECK(stated(R"({"text_config": {"quantization_config": {"weight_block_size": [80, 40]}}})") == wanted);
+    CHECK(stated(R"({"quantization_config": {"config_groups": {"group_0": {"weights": {"block_structure": [80, 40]},
+                     "input_activations": {"block_structure": [1, 128]}}}}})") == wanted);
+    CHECK(stated(R"({"compression_config": {"config_groups": {"a": {"weights": {"block_structure": [80, 40]}},
+                     "b": {"weights": {"block_structure": [80, 40]}}}}})") == wanted);
+    CHECK(stated(R"({"quantization_config": {"weight_block_size": null}})").empty());
+    CHECK(stated(R"({"quantization_config": {"weight_block_size": [0, 40]}, "x": 1})").empty());
+    CHECK(stated("[1]").empty());
+    CHECK_FAULT(stated(R"({"quantization_config": {"weight_block_size": [80, 40]},
+                           "text_config": {"quantization_config": {"weight_block_size": [128, 128]}}})"),
+                Errc::quantized_cast);
+}
+
+TEST_CASE("files that describe the quantisation in other ways lose it, or have a note") {
+    const TempDir dir;
+    fs::create_directory(dir / "in");
+    fs::copy_file(reports / "wscale.safetensors", dir / "in/model.safetensors");
+    const auto written = [&](const char* name, const std::string& text, std::string_view note) {
+        dir.write(std::string("in/") + name, text);
+        const Checkpoint model = Checkpoint::open(dir / "in");
+        const SaveReport report =
+            save(dir / "out", model, {.apply_scales = true, .extras = model.extras(), .overwrite = true});
+        CHECK(
+            std::ranges::any_of(report.notes, [&](const auto& each) { return each.find(note) != std::string::npos; }));
+        fs::remove(dir / "in" / name);
+        return TempDir::read(dir / "out" / name);
+    };
+    CHECK(written("config.json", R"({"a": 1, "compression_config": {"x": 1}})", "its compression_config") ==
+          R"({"a": 1})");
+    CHECK(written("config.json", R"({"a": 1, "quantization\u005fconfig": {"x": 1}})", "its quantization_config") ==
+          R"({"a": 1})");
+    CHECK(written("params.json", R"({"dim": 8, "quantization": {"qformat_weight": "fp8_e4m3"}})",
+                  "params.json is copied without its quantization") == R"({"dim": 8})");
+    for (const char* const text : {R"({"a": NaN, "quantization_config": {}})", R"({"a": -Infinity})",
+                                   "\xEF\xBB\xBF{\"quantization_config\": {}}"})
+        CHECK(written("config.json", text, "it may still describe the quantisation") == text);
+}
+
 TEST_CASE("products are the same in shards, in files of ranks, with checksums, and with every number of threads") {
     const TempDir dir;
     std::vector<LazyTensor> model;
