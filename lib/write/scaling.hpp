@@ -39,7 +39,7 @@ Scaling apply_scales(std::span<const LazyTensor> tensors, std::span<const AliasG
 std::optional<Shape> block_of(const Shape& numbers, const Shape& scales, bool mx, std::span<const std::uint64_t> block);
 
 /// Returns the block size that the config.json in `extras` states: `weight_block_size` or compressed-tensors'
-/// `block_structure`, of the model or of a part such as `text_config`. Returns an empty list if there is none. Throws
+/// `block_structure`, of the model or of a part such as `text_config`. It is empty if none is stated. Throws
 /// quantized_cast if there are several that differ.
 std::vector<std::uint64_t> stated_block(const Extras& extras);
 /// Removes what describes the quantisation from copied files: `quantization_config` and `compression_config` of
