@@ -353,6 +353,27 @@ bool has_optimizer(const ZeroRun& run) {
     return run.first_model().rest.size() > 0 && Value(run.first_model().rest).find("optimizer").has_value();
 }
 
+/// Reads the states of the optimizer that the ranks of experts have without ZeRO, each in a file of its own. The
+/// numbers of their parameters differ, and nothing is merged.
+Contents expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
+                           const Contents& described) {
+    const std::vector<std::string> files = names_of(run.files.expert_optimizers);
+    FoundGlobals globals(options.strict_globals, tag.prefix);
+    std::vector<StateTree> states(files.size());
+    for_each_pickle(*tag.folder, files, options.work, &globals, [&](std::size_t i, const auto& source, auto& named) {
+        constexpr std::array<std::string_view, 1> wanted{"optimizer"};
+        StateTree tree = torch::read_parts(source, wanted, &named).tree;
+        if (const auto found = Value(tree).find("optimizer")) states[i] = tree.subtree(found->node());
+    });
+    Contents contents = optimizer_contents(optimizer_tree(run, files, states), described);
+    add_files(contents, tag, files);
+    globals.move_to(contents);
+    contents.notes.emplace_back(
+        "without ZeRO, the state has no names of parameters: that of each rank of experts is listed by itself, below "
+        "expp_rank_N_mp_rank_NN");
+    return contents;
+}
+
 }  // namespace
 
 Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
@@ -387,20 +408,25 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
         skip_training(contents, run->first_model());
         return contents;
     }
-    if (run->stage() == 0 && (run->sets.size() > 1 || !run->files.expert_optimizers.empty())) {
-        contents.skipped.push_back(
-            {.name = "optimizer",
-             .type = "the state of the optimizer",
-             .why = "without ZeRO it has no names of parameters, so the states of several ranks cannot be joined"});
+    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
+    if (run->stage() == 0 && !run->files.expert_optimizers.empty()) {
+        skip_optimizer(contents, layout.optimizer, 0, training_bytes(run->first_model()));
+        const Contents described = files_and_layout(contents);
+        contents.optimizer = [tag, options, run, described] {
+            return expert_optimizers(tag, *run, options, described);
+        };
         return contents;
     }
-    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
     skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run), training_bytes(run->first_model()));
     const Contents described = files_and_layout(contents);
     contents.optimizer = [run, described] {
         const Gathered gathered = gather_all(*run, {.optimizer = true});
         Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
         note_stateless(gathered, optimizer);
+        if (run->stage() == 0 && run->sets.size() > 1)
+            optimizer.notes.push_back(
+                "without ZeRO, the state has no names of parameters: that of each model rank is "
+                "listed by itself, below mp_rank_NN");
         if (const auto unread = unread_state(*run); run->stage() > 0 && !unread.empty())
             optimizer.notes.push_back("not read: " + names_text(unread, unread.size()) +
                                       ", which the optimizer has for the partition of each rank, not for parameters");

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -108,6 +109,38 @@ void check_parameters(const Group& first, const Group& other, const ModelFile& f
     }
 }
 
+/// Puts the groups of a file in the order of the first rank. DeepSpeed makes a group for each size of expert
+/// parallelism, and goes through their names in the order of a Python set, which is another one in each process. Groups
+/// of two sizes have different counts of partitions; groups of one size are in the same order everywhere.
+void order_groups(const OptimizerFile& first, OptimizerFile& file) {
+    const auto& wanted = first.partition_count;
+    const std::vector<std::uint64_t> counts = file.partition_count;
+    if (file.stage == 3 || counts == wanted || file.masters.size() != counts.size()) return;
+    if (!std::is_permutation(counts.begin(), counts.end(), wanted.begin(), wanted.end())) return;
+    std::vector<std::size_t> places;
+    std::vector<bool> taken(counts.size());
+    for (const std::uint64_t count : wanted) {
+        std::size_t place = 0;
+        while (taken[place] || counts[place] != count) ++place;
+        taken[place] = true;
+        places.push_back(place);
+    }
+    const auto put_in_order = [&places](auto& values) {
+        if (values.size() != places.size()) return;
+        auto ordered = values;
+        for (std::size_t i = 0; i < places.size(); ++i) ordered[i] = std::move(values[places[i]]);
+        values = std::move(ordered);
+    };
+    put_in_order(file.partition_count);
+    put_in_order(file.masters);
+    put_in_order(file.group_paddings);
+    put_in_order(file.gaps);
+    put_in_order(file.state);
+    put_in_order(file.listed);
+    put_in_order(file.steps);
+    put_in_order(file.rates);
+}
+
 template <class File> void require_own_name(const std::vector<File>& files) {
     for (const File& file : files) {
         if (file.saved_as.empty()) continue;
@@ -142,6 +175,7 @@ void compare_and_drop(const ModelFile& first, ModelFile& file) {
 void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
     require_same("the ZeRO stage", first, first.stage, file, file.stage);
     require_same("the number of groups of fp32 weights", first, first.masters.size(), file, file.masters.size());
+    order_groups(first, file);
     if (file.partition_count != first.partition_count)
         differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count),
                Errc::world_mismatch);

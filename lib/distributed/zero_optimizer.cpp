@@ -201,24 +201,30 @@ StateTree finish(TreeMaker& maker, Entries optimizer, const StateTree& training)
     return maker.take(maker.dict({{"optimizer", maker.dict(optimizer)}}));
 }
 
-/// The optimizer of stage 0, which is in the file of the model, as it is there.
-StateTree unpartitioned(const ModelFile& model) {
-    TreeMaker maker;
-    StateTree training = model.rest;
-    Entries optimizer;
-    if (const auto stored = Value(model.rest).find("optimizer"); stored && stored->is_dict()) {
-        const NodeId base = maker.graft(model.rest);
-        for (const auto& [name, value] : stored->entries()) optimizer.emplace_back(name, value.node() + base);
-    }
-    training.erase("optimizer");
-    return finish(maker, std::move(optimizer), training.subtree(training.root()));
-}
-
 StateTree training_state(const ModelFile& model) {
     if (model.rest.size() == 0) return {};
     StateTree training = model.rest;
     training.erase("optimizer");
     return training.subtree(training.root());
+}
+
+/// The optimizer of stage 0, which is in the file of the model, as it is there. Parameters have numbers and no names,
+/// so that nothing is merged over model ranks: each has its own state.
+StateTree unpartitioned(const ZeroRun& run) {
+    TreeMaker maker;
+    Entries optimizer;
+    for (const RankSet& set : run.sets) {
+        const ModelFile& model = set.models.front();
+        const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
+        if (!stored || !stored->is_dict()) continue;
+        const NodeId base = maker.graft(model.rest);
+        Entries own;
+        for (const auto& [name, value] : stored->entries()) own.emplace_back(name, value.node() + base);
+        const std::string rank = rank_prefix(model.model_rank);
+        if (run.sets.size() == 1) optimizer = std::move(own);
+        else optimizer.emplace_back(rank.substr(0, rank.size() - 1), maker.dict(own));
+    }
+    return finish(maker, std::move(optimizer), training_state(run.first_model()));
 }
 
 std::uint64_t tensor_bytes(const StateTree& tree) {
@@ -232,7 +238,7 @@ std::uint64_t tensor_bytes(const StateTree& tree) {
 
 StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     const ModelFile& model = run.first_model();
-    if (run.stage() == 0) return unpartitioned(model);
+    if (run.stage() == 0) return unpartitioned(run);
     const OptimizerFile& first = run.sets.front().optimizers.front();
     TreeMaker maker;
     std::vector<NodeId> roots;
@@ -261,6 +267,19 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     return finish(maker, std::move(optimizer), training_state(model));
 }
 
+StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& files,
+                         const std::vector<StateTree>& states) {
+    constexpr std::string_view ending = "_optim_states.pt";
+    TreeMaker maker;
+    Entries optimizer;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+        if (states[i].size() == 0) continue;
+        const NodeId base = maker.graft(states[i]);
+        optimizer.emplace_back(files[i].substr(0, files[i].size() - ending.size()), states[i].root() + base);
+    }
+    return finish(maker, std::move(optimizer), training_state(run.first_model()));
+}
+
 StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model) {
     TreeMaker maker;
     Entries optimizer;
@@ -286,19 +305,21 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
 
 std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
     constexpr std::size_t most = 64;
-    const StateTree& rest = run.first_model().rest;
-    auto state = rest.size() > 0 ? Value(rest).find("optimizer") : std::nullopt;
-    if (const auto inner = state ? state->find("optimizer_state_dict") : std::nullopt) state = inner;
-    if (state) state = state->find("state");
     std::vector<std::string> names;
-    if (!state || !state->is_dict()) return names;
-    for (const auto& parameter : state->entries()) {
-        if (!parameter.second.is_dict()) continue;
-        for (const auto& [name, value] : parameter.second.entries()) {
-            const LazyTensor* const tensor = value.tensor();
-            if (tensor != nullptr && !tensor->shape().empty() && names.size() < most &&
-                std::find(names.begin(), names.end(), name) == names.end())
-                names.push_back(name);
+    for (const RankSet& set : run.sets) {
+        const StateTree& rest = set.models.front().rest;
+        auto state = rest.size() > 0 ? Value(rest).find("optimizer") : std::nullopt;
+        if (const auto inner = state ? state->find("optimizer_state_dict") : std::nullopt) state = inner;
+        if (state) state = state->find("state");
+        if (!state || !state->is_dict()) continue;
+        for (const auto& parameter : state->entries()) {
+            if (!parameter.second.is_dict()) continue;
+            for (const auto& [name, value] : parameter.second.entries()) {
+                const LazyTensor* const tensor = value.tensor();
+                if (tensor != nullptr && !tensor->shape().empty() && names.size() < most &&
+                    std::find(names.begin(), names.end(), name) == names.end())
+                    names.push_back(name);
+            }
         }
     }
     return names;
@@ -322,7 +343,7 @@ std::vector<std::string> unread_state(const ZeroRun& run) {
 }
 
 std::uint64_t optimizer_bytes(const ZeroRun& run) {
-    if (run.stage() == 0) return tensor_bytes(unpartitioned(run.first_model())) - training_bytes(run.first_model());
+    if (run.stage() == 0) return tensor_bytes(unpartitioned(run)) - training_bytes(run.first_model());
     std::uint64_t bytes = 0;
     for (const RankSet& set : run.sets)
         for (const OptimizerFile& file : set.optimizers)

@@ -33,6 +33,9 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
 /// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters, and from its
 /// first file of model states, or null.
 StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model);
+/// Returns the states that ranks of experts have without ZeRO, each below the name of its file: expp_rank_0_mp_rank_00.
+StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& files,
+                         const std::vector<StateTree>& states);
 
 /// Returns the names of the state that each parameter has at stage 0, whose files do not say which parameter it is.
 std::vector<std::string> unnamed_state_names(const ZeroRun& run);

@@ -223,6 +223,74 @@ TEST_CASE("experts are merged in the order of ranks that the configuration says"
     }
 }
 
+TEST_CASE("groups of several sizes of expert parallelism, which each rank lists in an order of its own") {
+    // Both orders of the mappings: `param_shapes` is that of the first rank.
+    for (std::uint64_t changed = 0; changed < 16; ++changed) {
+        CAPTURE(changed);
+        Run run = experts(false);
+        for (std::uint64_t rank = 1; rank < 4; ++rank) {
+            if ((changed >> rank & 1) == 0) continue;
+            pt::Value& state = run.state(rank);
+            for (const char* const key :
+                 {"single_partition_of_fp32_groups", "partition_count", "group_paddings", "param_slice_mappings"})
+                std::swap(state[key][0], state[key][1]);
+            pt::Value& adam = state["base_optimizer_state"];
+            std::swap(adam["state"]["0"], adam["state"]["1"]);
+            std::swap(adam["param_groups"][0], adam["param_groups"][1]);
+        }
+        const Opened opened(run);
+        REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
+        const auto optimizer = opened.checkpoint->optimizer();
+        REQUIRE(optimizer.has_value());
+        for (const char* const number : {"0", "1"})
+            for (const zero_forge::Param& param : of_expert(number)) {
+                zero_forge::check_tensor(*opened.checkpoint, param.name, Forge::master_of(param));
+                CHECK(optimizer->find("optimizer/state/" + param.name + "/exp_avg") != nullptr);
+            }
+    }
+    // Counts that are not those of the first rank in any order.
+    Run other = experts(false);
+    other.state(2)["partition_count"] = pt::integers({2, 2});
+    check_error(other, Errc::world_mismatch, other.optimizer_name(2), "partition_count");
+}
+
+TEST_CASE("without ZeRO, each model rank has its own optimizer") {
+    const Spec spec{.stage = 0, .groups = {{{"up.weight", {4, 3}}, {"up.bias", {4}}}}};
+    Run run = Forge::run(spec);
+    pt::Value second = run.model();
+    for (pt::Value* const model : {&run.model(), &second}) model->set("mp_world_size", pt::integer(2));
+    run.files["mp_rank_01_model_states.pt"] = second;
+    const Opened opened(run);
+    REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
+    const auto optimizer = opened.checkpoint->optimizer();
+    REQUIRE(optimizer.has_value());
+    std::size_t moments = 0;
+    for (const char* const rank : {"0", "1"})
+        for (const LazyTensor& tensor : *optimizer)
+            moments += tensor.name().starts_with("optimizer/mp_rank_0" + std::string(rank) + "/") &&
+                       tensor.name().find("/state/1/exp_avg") != std::string::npos;
+    CHECK(moments == 4);
+    bool noted = false;
+    for (const std::string& note : optimizer->notes()) noted |= note.find("mp_rank_NN") != std::string::npos;
+    CHECK(noted);
+}
+
+TEST_CASE("without ZeRO, each rank of experts has its own optimizer in a file of its own") {
+    Run run = Forge::run(Spec{.stage = 0, .groups = {{{"up.weight", {4, 3}}}}});
+    for (const char* const rank : {"0", "1"})
+        run.files["expp_rank_" + std::string(rank) + "_mp_rank_00_optim_states.pt"] =
+            pt::dict({{"optimizer", run.model()["optimizer"]}});
+    const Opened opened(run);
+    REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
+    const auto optimizer = opened.checkpoint->optimizer();
+    REQUIRE(optimizer.has_value());
+    std::size_t of_second = 0;
+    for (const LazyTensor& tensor : *optimizer)
+        of_second += tensor.name().starts_with("optimizer/expp_rank_1_mp_rank_00/");
+    CHECK(of_second * 2 == optimizer->size());
+    CHECK(of_second > 0);
+}
+
 TEST_CASE("param_shapes of experts is in another order than the mappings of their ranks") {
     Run run = experts(false);
     run.model().set("num_experts", pt::integers({2}));
