@@ -115,6 +115,7 @@ enum class Errc : std::uint8_t {
     partial_placement,      ///< a tensor whose ranks hold the terms of a sum that was never computed
     manifest_missing,       ///< flat parameters without a manifest that has their names and shapes
     manifest_mismatch,      ///< a manifest that contradicts the files
+    optimizer_unnamed,      ///< parts of the state of an optimizer, in files that do not say of which parameters
     unknown_transform,      ///< a part that was stored through an unknown extension
     unsafe_call,            ///< a pickle of a training checkpoint that would run code
 

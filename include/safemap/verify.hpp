@@ -39,9 +39,11 @@ struct VerifyOptions {
 /// - the digests that SaveOptions::checksums wrote: of each tensor, and of all tensors together
 ///
 /// If the folder `path` has a checkpoint in its folder `optimizer` (see SaveOptions::folders), or a model and its
-/// optimizer in two folders, both are checked, and counts are those of both. A file of unknown format, or a zip whose
-/// directory cannot be read, is not read further. Faults of the data are in the report; throws only "the call is wrong"
-/// codes, "the system failed" codes, and cancelled.
+/// optimizer in two folders, both are checked, and counts are those of both. Parts of an optimizer's state that no file
+/// has names for (optimizer_unnamed) are a note and not a fault: their bytes are checked all the same.
+///
+/// A file of unknown format, or a zip whose directory cannot be read, is not read further. Faults of the data are in the
+/// report; throws only "the call is wrong" codes, "the system failed" codes, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -121,6 +121,7 @@ constexpr std::array table{
     Row{Errc::partial_placement, "partial_placement", reject_data, "the ranks hold terms of a sum"},
     Row{Errc::manifest_missing, "manifest_missing", reject_data, "the layout needs a manifest"},
     Row{Errc::manifest_mismatch, "manifest_mismatch", reject_data, "the manifest contradicts the files"},
+    Row{Errc::optimizer_unnamed, "optimizer_unnamed", reject_data, "no file names the parameters of the state"},
     Row{Errc::unknown_transform, "unknown_transform", reject_data, "a part went through an unknown extension"},
     Row{Errc::unsafe_call, "unsafe_call", reject_data, "the pickle would run code"},
 

@@ -2,6 +2,7 @@
 #include <safemap/verify.hpp>
 
 #include "base/checked.hpp"
+#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "check/rank_files.hpp"
 #include "check/replicas.hpp"
@@ -12,6 +13,7 @@
 #include "open/readers.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -67,21 +69,53 @@ Error not_indexed(const state::Unindexed& tensor) {
     return error.with_hint("`safemap repair` writes an index that names it");
 }
 
-/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `later` and `report`.
-Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, Later& later, VerifyReport& report) {
-    CollectFaults faults;
+/// State of an optimizer that is sound, but not read: no fault.
+bool is_unnamed(const Error& error) { return error.code() == Errc::optimizer_unnamed; }
+
+std::string note_of(const Error& error) {
+    return (error.path().empty() ? std::string() : excerpt(error.path()) + ": ") + "not read: " + error.message();
+}
+
+/// Handles faults as another sink does, apart from the optimizer's state without names, which becomes a note.
+class NamedStates final : public FaultSink {
+public:
+    NamedStates(FaultSink& next, std::vector<std::string>& notes) : next_(next), notes_(notes) {}
+    void fault(Error error) override {
+        if (is_unnamed(error)) notes_.push_back(note_of(error));
+        else next_.fault(std::move(error));
+    }
+
+private:
+    FaultSink& next_;
+    std::vector<std::string>& notes_;
+};
+
+/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `later` and `report`. If it
+/// is the state of an optimizer beside its model, `beside` is how the model gives it.
+Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, Later& later, VerifyReport& report,
+                 const std::function<Contents()>& beside = {}) {
+    CollectFaults collected;
+    NamedStates faults(collected, report.notes);
     Contents contents;
     OpenOptions open_options = options.open;
     open_options.work = options.work;
     reporting(faults, [&] {
-        contents = open::read_path(path, open_options, faults);
+        contents = beside ? beside() : open::read_path(path, open_options, faults);
         report.bytes += state::total_bytes(contents);
     });
     report.tensors += contents.tensors.size();
     for (const state::Unindexed& tensor : contents.unindexed) faults.fault(not_indexed(tensor));
     if (is_run(contents)) {
         contents.sources.clear();  // read_rank_files() reads them
-        const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
+        const auto look_at_optimizer = [&] {
+            try {
+                add_names(contents.optimizer().files, contents.files);
+            } catch (const Error& error) {
+                if (is_unnamed(error) && contents.folder)
+                    add_names(open::optimizer_files(*contents.folder, contents.files), contents.files);
+                throw;
+            }
+        };
         if (contents.optimizer && contents.optimizer_path.empty())
             reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
@@ -89,11 +123,11 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
-    if (faults.faults().empty()) check_identity(contents, own, path, faults);
+    if (collected.faults().empty()) check_identity(contents, own, path, faults);
     if (auto whole = WholeDigest::of(contents, own, path)) later.wholes.push_back(std::move(*whole));
     append(later.files, std::move(own));
-    append(report.faults, faults.take());
-    append(report.notes, std::move(contents.notes));
+    append(report.faults, collected.take());
+    add_names(contents.notes, report.notes);
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
     contents.metadata = {};  // lists of digests take as much memory as all names
     return contents;
@@ -108,18 +142,24 @@ void add_files(Contents from, Contents& to) {
 
 /// Returns the files of ranks that were read. If the folder could not be opened, returns those that its names show:
 /// their records are checked all the same.
-open::RunFiles files_of_run(const Contents& contents, const std::filesystem::path& path, const VerifyReport& report) {
+open::RunFiles files_of_run(const Contents& contents, const std::filesystem::path& path) {
     if (is_run(contents) && contents.folder) return {contents.folder, contents.files};
-    if (report.ok() || !contents.files.empty()) return {};
-    return open::files_of_run(path);
+    return contents.files.empty() ? open::files_of_run(path) : open::RunFiles();
 }
 
-/// Verifies a checkpoint, but no state of its optimizer that is a checkpoint beside it: sets the path of that.
-VerifyReport verify_one(const std::filesystem::path& path, const VerifyOptions& options, std::string& optimizer) {
+/// The state of an optimizer that is a checkpoint beside its model.
+struct Beside {
+    std::string path = {};
+    std::function<Contents()> open = {};  ///< how the model gives it; empty if it is opened by its path
+};
+
+/// Verifies a checkpoint, but no state of its optimizer that is a checkpoint beside it: sets `optimizer` for that.
+VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, Beside& optimizer) {
+    const std::filesystem::path path = checkpoint.path;
     VerifyReport report;
     Later later;
-    Contents contents = look_at(path, options, later, report);
-    const open::RunFiles run = files_of_run(contents, path, report);
+    Contents contents = look_at(path, options, later, report, checkpoint.open);
+    const open::RunFiles run = files_of_run(contents, path);
     if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, later, report), contents);
 
     const std::vector<Stretch> stretches = check::stretches_of(contents, later.files);
@@ -136,7 +176,10 @@ VerifyReport verify_one(const std::filesystem::path& path, const VerifyOptions& 
     later.compare(options.work.threads, watch, report);
     append(report.notes, check::compare_replicas(contents, watch));
     watch.tell();
-    optimizer = std::move(contents.optimizer_path);
+    optimizer.path = std::move(contents.optimizer_path);
+    // Files of ranks may need those of the model, which name the parameters.
+    if (!optimizer.path.empty() && open::files_of_run(optimizer.path).folder)
+        optimizer.open = std::move(contents.optimizer);
     return report;
 }
 
@@ -152,10 +195,10 @@ void add_report(VerifyReport from, VerifyReport& to) {
 }  // namespace
 
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
-    std::string optimizer;
-    VerifyReport report = verify_one(path, options, optimizer);
-    std::string further;  // a link may lead back
-    if (!optimizer.empty()) add_report(verify_one(optimizer, options, further), report);
+    Beside optimizer;
+    VerifyReport report = verify_one({.path = path.native()}, options, optimizer);
+    Beside further;  // a link may lead back
+    if (!optimizer.path.empty()) add_report(verify_one(optimizer, options, further), report);
     return report;
 }
 

@@ -45,6 +45,20 @@ std::string sketch(const StateTree& tree, NodeId key) {
     return out;
 }
 
+/// Returns a key as Python would print it, cut after some characters.
+std::string key_text(const StateTree& tree, NodeId key, int levels = 3) {
+    constexpr std::size_t most_items = 8;
+    if (const auto* const text = std::get_if<std::string>(&tree[key])) return excerpt(*text);
+    if (const auto* const number = std::get_if<std::int64_t>(&tree[key])) return std::to_string(*number);
+    if (const auto* const constant = std::get_if<StateTree::Constant>(&tree[key])) return excerpt(constant->text);
+    const auto* const items = std::get_if<StateTree::Sequence>(&tree[key]);
+    if (items == nullptr || levels == 0) return "…";
+    std::string out = "(";
+    for (std::size_t i = 0; i < std::min(items->items.size(), most_items); ++i)
+        out += (i > 0 ? ", " : "") + key_text(tree, items->items[i], levels - 1);
+    return out + (items->items.size() > most_items ? ", …)" : ")");
+}
+
 /// The walk over one tree.
 class ShareWalk {
 public:
@@ -115,19 +129,24 @@ private:
         };
         differ("the kinds of this value", text(first_, first, is_first), text(other_, other, with_tensors_[other]));
     }
-    [[noreturn]] void refuse_missing(std::string_view segment, bool in_first) const {
+    [[noreturn]] void refuse_missing(const StateTree& tree, NodeId key, std::string_view segment, bool in_first) const {
         std::string name = path_;
         state::append_segment(name, segment);
         const std::string here = "the file";
         const std::string there = excerpt(first_file());
-        throw Error(Errc::ranks_differ, "the tensor is missing in " + (in_first ? here : there) + ", but " +
-                                            (in_first ? there + " has it" : "this file has it"))
-            .with_tensor(name);
+        // The name of any other key says which one it is.
+        const bool is_unnamed = !state::key_of(segment);
+        const std::string what = is_unnamed ? "the tensor of the key " + key_text(tree, key) : "the tensor";
+        Error error(Errc::ranks_differ, what + " is missing in " + (in_first ? here : there) + ", but " +
+                                            (in_first ? there + " has it" : "this file has it"));
+        if (is_unnamed)
+            error.with_hint("keys of tensors must be the same in all ranks; texts such as the names of parameters are");
+        throw error.with_tensor(name);
     }
 
     void visit_tensor(std::uint32_t number, NodeId other) {
         if (about_tensor(tensor_name(), [&] { return parts_.add(number, other); }))
-            share_.different.emplace_back(path_, copy_.copy(other));
+            share_.different.push_back({path_, copy_.copy(other)});
     }
 
     // Containers.
@@ -188,7 +207,7 @@ private:
                 matched[j] = true;
                 frame.children.push_back({std::move(segment), x.items[i].second, y.items[j].second});
             } else if (skeleton_.has_tensors(x.items[i].second)) {
-                refuse_missing(segment, true);
+                refuse_missing(first_, x.items[i].first, segment, true);
             } else {
                 add_lacking(segment);
             }
@@ -196,8 +215,8 @@ private:
         for (std::size_t j = 0; j < y.items.size(); ++j) {
             if (matched[j]) continue;
             const std::string segment = state::key_segment(other_[y.items[j].first], j);
-            if (with_tensors_[y.items[j].second]) refuse_missing(segment, false);
-            add_different(segment, y.items[j].second);
+            if (with_tensors_[y.items[j].second]) refuse_missing(other_, y.items[j].first, segment, false);
+            add_different(segment, y.items[j].first, y.items[j].second);
         }
         push(std::move(frame));
     }
@@ -250,13 +269,13 @@ private:
             met_[first] = other;
             return enter_dict(first, other);
         }
-        if (!comparison_.same(first, other)) share_.different.emplace_back(path_, copy_.copy(other));
+        if (!comparison_.same(first, other)) share_.different.push_back({path_, copy_.copy(other)});
     }
 
-    void add_different(std::string_view segment, NodeId other) {
+    void add_different(std::string_view segment, NodeId key, NodeId other) {
         std::string path = path_;
         state::append_segment(path, segment);
-        share_.different.emplace_back(std::move(path), copy_.copy(other));
+        share_.different.push_back({std::move(path), copy_.copy(other), copy_.copy(key)});
     }
 
     void add_lacking(std::string_view segment) {

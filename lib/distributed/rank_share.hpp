@@ -59,8 +59,14 @@ struct RankShare {
         bool other;
     };
     std::vector<Fits> fits = {};
-    /// Values that differ from those of the lowest rank: paths, and nodes of `objects`.
-    std::vector<std::pair<std::string, StateTree::NodeId>> different = {};
+    /// A value that differs from that of the lowest rank.
+    struct Different {
+        std::string path;
+        StateTree::NodeId value;  ///< a node of `objects`
+        /// Of a value that only this rank has: the key in `objects`. A name cannot spell every key, such as a tuple.
+        StateTree::NodeId key = StateTree::no_node;
+    };
+    std::vector<Different> different = {};
     StateTree objects = {};
     std::vector<std::string> lacking = {};          ///< the first paths of values that only the lowest rank has
     std::optional<std::uint32_t> other_value = {};  ///< the first plain tensor whose bytes were compared and differ

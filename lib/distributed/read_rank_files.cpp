@@ -10,10 +10,13 @@
 #include "distributed/flat_params.hpp"
 #include "distributed/found_globals.hpp"
 #include "distributed/manifest.hpp"
+#include "distributed/olmo_optimizer.hpp"
 #include "distributed/olmo_ranks.hpp"
+#include "distributed/rank_files.hpp"
 #include "distributed/rank_names.hpp"
 #include "distributed/rank_tensors.hpp"
 #include "distributed/tree_values.hpp"
+#include "distributed/unnamed_optimizer.hpp"
 #include "state/folder_shape.hpp"
 #include "state/names.hpp"
 #include "torch/parts.hpp"
@@ -45,6 +48,9 @@ struct ReadSet {
     std::optional<Manifest> manifest = {};
     std::vector<OlmoRank> olmo = {};
     std::vector<std::string> notes = {};
+    bool beside_flat = false;  ///< the files of an optimizer, whose model has flat parameters
+    /// Paths of optimizers whose state is left out: parts without names. Set by the first file.
+    std::vector<std::string> unnamed = {};
 };
 
 // Reading.
@@ -67,6 +73,23 @@ Skeleton::RoleOf same_role(TensorRole role) {
     return [role](std::string_view, const LazyTensor&) { return role; };
 }
 
+/// Leaves out the state of optimizers that has no names.
+void drop_unnamed(const std::vector<std::string>& unnamed, StateTree& tree) {
+    for (const std::string& path : unnamed) tree.erase(state_path(path));
+    if (!unnamed.empty()) tree = tree.subtree(tree.root());
+}
+
+/// Leaves out the state of optimizers beside flat parameters, which is flat as well. Its parts have one length in all
+/// ranks, so that they look like copies of one tensor.
+void drop_flat_states(ReadSet& read, StateTree& tree) {
+    for (std::string& path : local_states(tree))
+        if (std::find(read.unnamed.begin(), read.unnamed.end(), path) == read.unnamed.end())
+            read.unnamed.push_back(std::move(path));
+    for (const std::string& path : read.unnamed)
+        if (path.empty()) throw unnamed_state(path);
+    drop_unnamed(read.unnamed, tree);
+}
+
 /// Decides the layout. Unless it is OLMo's, sets the skeleton, which takes the tree.
 void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
     RankFileSet& ranks = *read.ranks;
@@ -75,6 +98,8 @@ void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
         read.layout = Layout::olmo;
         return;
     }
+    if (read.beside_flat || has_flat_parameters(tree)) drop_flat_states(read, tree);
+    else drop_unnamed(read.unnamed, tree);
     if (has_flat_parameters(tree)) {
         read.layout = Layout::flat;
         read.manifest = require_manifest(set, "flat parameters of FSDP1");
@@ -114,6 +139,7 @@ void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::sh
     if (i == 0) read.notes = std::move(parts.notes);
     const bool first = i == 0;
     const StateTree* tree = &parts.tree;
+    if (!first) drop_unnamed(read.unnamed, parts.tree);
     if (first) {
         begin(read, parts.tree, set);
         if (ranks.skeleton) tree = &ranks.skeleton->tree();
@@ -266,11 +292,16 @@ public:
     NodeId root() const noexcept { return root_; }
     void add(const RankShare& share) {
         TreeCopy copy(share.objects, tree_);
-        for (const auto& [path, node] : share.different) {
+        for (const auto& [path, node, key] : share.different) {
             const NodeId value = copy.copy(node);
             const std::size_t slash = path.rfind('/');
             const NodeId parent = slash == path.npos ? root_ : dict_at(path.substr(0, slash));
-            put(parent, path.substr(slash + 1), value);  // npos + 1 is 0
+            if (key == StateTree::no_node) {
+                put(parent, path.substr(slash + 1), value);  // npos + 1 is 0
+                continue;
+            }
+            const NodeId own_key = copy.copy(key);  // the tree grows
+            std::get<StateTree::Dict>(tree_[parent]).items.emplace_back(own_key, value);
         }
     }
 
@@ -326,7 +357,7 @@ void add_differences(StateTree& tree, const RankFileSet& ranks, std::vector<std:
         if (share.different.empty()) continue;
         values += share.different.size();
         ++ranks_with;
-        if (first.empty()) first = share.different.front().first;
+        if (first.empty()) first = share.different.front().path;
         if (!std::holds_alternative<StateTree::Dict>(tree[tree.root()])) continue;
         Differences own(tree);
         own.add(share);
@@ -367,6 +398,22 @@ void drop_values(RankFileSet& ranks) {
     }
 }
 
+/// Says that the state of optimizers was left out. Throws optimizer_unnamed if the files are those of an optimizer.
+void add_unnamed(const ReadSet& read, bool is_optimizer, Contents& contents) {
+    if (!read.unnamed.empty() && (is_optimizer || contents.tensors.empty()))
+        throw unnamed_state(read.unnamed.front()).with_path(read.ranks->names.file(0));
+    for (const std::string& path : read.unnamed) {
+        const Error error = unnamed_state(path);
+        contents.skipped.push_back(
+            {.name = state_path(path), .type = "the state of the optimizer", .why = error.message()});
+        contents.notes.push_back(excerpt(read.ranks->names.file(0)) + ": not read: " + error.message());
+    }
+    if (read.unnamed.empty()) return;
+    contents.optimizer = [path = read.unnamed.front(), file = read.ranks->names.file(0)]() -> Contents {
+        throw unnamed_state(path).with_path(file);
+    };
+}
+
 StateTree tensors_of(ReadSet& read, const OpenOptions& options, Contents& contents) {
     const auto tensors = std::make_shared<RankTensors>(read.ranks);
     tensors->make(options.work);
@@ -396,6 +443,60 @@ Contents begin_contents(const ReadSet& read) {
         .kind = read.layout == Layout::tensors ? "rank_files" : "flat_parameters",
         .world_size = read.ranks->names.size(),
     };
+    return contents;
+}
+
+/// Returns the path of the optimizer whose state is the reason why files of ranks contradict each other.
+std::optional<std::string> unnamed_state_of(const ReadSet& read, const Error& error) {
+    if (error.code() != Errc::ranks_differ || !read.ranks->skeleton || !read.unnamed.empty()) return std::nullopt;
+    return optimizer_around(read.ranks->skeleton->tree(), error.tensor());
+}
+
+/// The kinds of models that say something about the state of their optimizer.
+enum class ModelKind : std::uint8_t { olmo, flat, other };
+
+ModelKind kind_of_model(const RankFiles& set, const OpenOptions& options) {
+    ModelKind kind = ModelKind::other;
+    const RankNames names(set.files);
+    for_each_file(*set.folder, std::span(names.files()).first(1), options.work, [&](std::size_t, const auto& source) {
+        const StateTree tree = torch::read_whole(source, nullptr).tree;
+        if (is_olmo_rank(tree)) kind = ModelKind::olmo;
+        else if (has_flat_parameters(tree)) kind = ModelKind::flat;
+    });
+    return kind;
+}
+
+/// Reads the state of an optimizer beside local shards of OLMo.
+Contents read_olmo_optimizer(const RankFiles& set, const OpenOptions& options) {
+    const RankNames names(set.files);
+    FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);
+    ReadSet model{RankNames(set.model->files)};
+    FoundGlobals of_model = globals.another();
+    read_set(model, *set.model, options, of_model);
+    names.require_first(model.ranks->names.size(), "the model");
+    if (names.size() != model.olmo.size())
+        throw Error(Errc::world_mismatch, "there are files of " + std::to_string(names.size()) +
+                                              " ranks, and the model has " + std::to_string(model.olmo.size()));
+    std::vector<OlmoState> states(names.size());
+    StateTree first;
+    for_each_pickle(*set.folder, names.files(), options.work, &globals,
+                    [&](std::size_t i, const std::shared_ptr<const Source>& source, torch::NamedGlobals& own) {
+                        torch::Parts parts = torch::read_whole(source, &own);
+                        if (!is_named_optimizer(parts.tree)) throw unnamed_state({});
+                        if (const auto rank = saved_as_rank(parts.saved_as, names.file(i)))
+                            throw Error(Errc::ranks_differ,
+                                        "the file was saved as that of rank " + std::to_string(*rank));
+                        states[i] = read_olmo_state(parts.tree, names.file(i));
+                        if (i == 0) first = std::move(parts.tree);
+                        else compare_groups(first, names.file(0), parts.tree);
+                    });
+    Contents contents;
+    contents.format = Format::fsdp;
+    contents.files = names.files();
+    contents.folder = set.folder;
+    contents.layout = TrainingLayout{.kind = "flat_parameters", .world_size = names.size()};
+    state::set_tree(contents, optimizer_of_olmo(std::move(first), states, model.olmo, contents.replicas));
+    globals.move_to(contents);
     return contents;
 }
 
@@ -439,10 +540,13 @@ bool is_known_in_rank_files(const PickleGraph::Global& global) {
 
 Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
     if (set.files.empty()) throw Error(Errc::rank_missing, "there are no files of ranks");
+    const ModelKind model = set.model ? kind_of_model(*set.model, options) : ModelKind::other;
+    if (model == ModelKind::olmo) return read_olmo_optimizer(set, options);
     const RankNames names = set.alone ? RankNames::alone(set.files.front()) : RankNames(set.files);
     require_ranks(set, names, options);
     FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);
     ReadSet read(names);
+    read.beside_flat = model == ModelKind::flat;
     const auto read_all = [&] {
         if (set.alone) read_alone(read, set, options, globals);
         else read_set(read, set, options, globals);
@@ -450,12 +554,21 @@ Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
         Contents contents = begin_contents(read);
         state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo)
                                                               : tensors_of(read, options, contents));
+        add_unnamed(read, set.model != nullptr, contents);
         globals.move_to(contents);
         return contents;
     };
     try {
         return read_all();
     } catch (Error& error) {
+        if (const auto path = unnamed_state_of(read, error)) {
+            const bool named = is_named_optimizer(read.ranks->skeleton->tree());
+            if (path->empty()) throw unnamed_state(*path, named).with_path(error.path()).with_tensor(error.tensor());
+            read = ReadSet(names);
+            read.unnamed.push_back(*path);
+            globals = FoundGlobals(options.strict_globals, {}, is_known_in_rank_files);
+            return read_all();
+        }
         // A list of plain tensors that is not the same in all ranks.
         const bool lists =
             read.ranks->skeleton && read.layout == Layout::tensors && is_list_of_chunks(read.ranks->skeleton->tree());

@@ -24,6 +24,8 @@ struct RankFiles {
     /// True for one file that is opened by itself. It must hold whole tensors: those of a world of one rank, or
     /// replicated ones.
     bool alone = false;
+    /// If these are the files of an optimizer: those of its model.
+    std::shared_ptr<const RankFiles> model = {};
 };
 
 /// Returns true if the file of a rank may hold parts of tensors: DTensors, ShardedTensors, flat parameters of FSDP1 or
@@ -38,6 +40,9 @@ bool is_known_in_rank_files(const PickleGraph::Global& global);
 /// - A tensor that all ranks hold, and every other value, is taken from the file of the lowest rank.
 /// - Other values than tensors that differ in a rank are listed below `rank_1`, beside the others.
 /// - Contents::each_replica gives the tensors that should be equal; they are not compared here.
+/// - The state of an optimizer beside a model of OLMo is joined by the lists of the model.
+/// - State of an optimizer whose parts have no names, in a dictionary beside other values, is left out: it is in
+///   `skipped`, and Contents::optimizer throws optimizer_unnamed.
 ///
 /// Throws, with the file and the tensor:
 ///
@@ -45,6 +50,7 @@ bool is_known_in_rank_files(const PickleGraph::Global& global);
 /// - ranks_differ if files contradict each other, or if no tensor is distributed and plain ones have other values
 /// - partial_placement, piece_outside, pieces_overlap, not_covered, piece_missing, piece_mismatch
 /// - manifest_missing, manifest_mismatch
+/// - optimizer_unnamed if the files hold nothing but such state of an optimizer
 /// - unsupported_layout, field_missing, unsafe_call, and what reading a `.pt` throws
 state::Contents read_rank_files(const RankFiles& set, const OpenOptions& options);
 

@@ -5,6 +5,7 @@
 #include "distributed/read_zero.hpp"
 #include "distributed/zero_files.hpp"
 #include "open/readers.hpp"
+#include "state/optimizer_names.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -44,10 +45,13 @@ Contents read_universal(const std::shared_ptr<const Folder>& folder, const Folde
     return distributed::read_universal_tag(tag_of(folder, shape), options);
 }
 
-Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options) {
-    std::shared_ptr<const Source> manifest;
-    if (!options.manifest.empty()) manifest = open_file(options.manifest, mapping_of(options.access));
-    return distributed::read_rank_files({folder, std::move(files), std::move(manifest)}, options);
+Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model) {
+    distributed::RankFiles files{.folder = set.folder, .files = set.files};
+    if (!options.manifest.empty()) files.manifest = open_file(options.manifest, mapping_of(options.access));
+    if (model.folder)
+        files.model = std::make_shared<distributed::RankFiles>(
+            distributed::RankFiles{.folder = model.folder, .files = model.files});
+    return distributed::read_rank_files(files, options);
 }
 
 FileNames files_of_set(const FolderNames& names, std::string_view set) {
@@ -57,6 +61,18 @@ FileNames files_of_set(const FolderNames& names, std::string_view set) {
         return !one || one->set != set;
     });
     return files;
+}
+
+FileNames optimizer_files(const Folder& folder, const FileNames& files) {
+    const auto model = files.empty() ? std::nullopt : state::rank_file(files.front());
+    FileNames found = folder.list();
+    std::erase_if(found, [&](const std::string& file) {
+        const auto one = state::rank_file(file);
+        if (!model || !one) return true;
+        const auto pair = state::model_and_optimizer({model->set, one->set});
+        return !pair || pair->optimizer != one->set;
+    });
+    return found;
 }
 
 Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,

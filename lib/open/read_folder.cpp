@@ -78,12 +78,14 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
             // If files are missing, the shape names those.
             const bool complete = shape.kind == ShapeKind::rank_files;
             FileNames files = complete ? shape.files : files_of_set(state::names_in(*folder), shape.what);
-            contents = read_rank_files(folder, std::move(files), options);
+            contents = read_rank_files({folder, std::move(files)}, options);
         });
         if (shape.optimizer.empty()) return;
         const auto set = state::rank_file(shape.optimizer.front());
         add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
-            return about_file(folder->name(), [&] { return read_rank_files(folder, shape.optimizer, options); });
+            return about_file(folder->name(), [&] {
+                return read_rank_files({folder, shape.optimizer}, options, {folder, shape.files});
+            });
         });
     });
     return contents;
@@ -183,6 +185,7 @@ bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
     found.names = state::names_in(*found.folder);
     found.shape = state::shape_of(found.names);
     find_shards(found, max_header_bytes);
+    if (!found.shape.optimizer_inside.empty()) found.optimizer = found.folder->folder(found.shape.optimizer_inside);
     if (found.shape.kind != ShapeKind::folder) return true;
     const std::string& name = found.shape.files.front();
     auto below = may_descend ? found.folder->folder(name) : nullptr;
@@ -194,6 +197,21 @@ bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
     if (!found.shape.optimizer.empty()) found.optimizer = found.folder->folder(found.shape.optimizer.front());
     found.folder = std::move(below);
     return false;
+}
+
+/// Reads the optimizer in a folder beside the model. If both are files of ranks, those of the model can say of which
+/// parameters the state is.
+Contents read_optimizer(const std::shared_ptr<const Folder>& folder, const RankSet& model, const OpenOptions& options) {
+    const Located found = locate(folder, options.max_header_bytes);
+    if (found.shape.kind == ShapeKind::rank_files && found.shape.optimizer.empty() && model.folder) {
+        Contents contents = about_file(found.folder->name(), [&] {
+            return read_rank_files({found.folder, found.shape.files}, options, model);
+        });
+        contents.folder = found.folder;
+        return contents;
+    }
+    ThrowFirst first;
+    return read_located(found, options, first);
 }
 
 }  // namespace
@@ -225,10 +243,10 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
         contents.folder = found.folder;
         if (!found.optimizer) return contents;
         contents.optimizer_path = found.optimizer->name();
-        add_optimizer(contents, last_name(found.optimizer->name()) + '/', [folder = found.optimizer, options] {
-            ThrowFirst first;
-            return read_located(locate(folder, options.max_header_bytes), options, first);
-        });
+        RankSet model;
+        if (found.shape.kind == ShapeKind::rank_files) model = {found.folder, found.shape.files};
+        add_optimizer(contents, last_name(found.optimizer->name()) + '/',
+                      [folder = found.optimizer, model, options] { return read_optimizer(folder, model, options); });
         return contents;
     });
 }

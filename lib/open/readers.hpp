@@ -67,8 +67,13 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options);
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
-/// Reads the files of one set, one for each rank: names in the folder.
-Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options);
+/// Files of ranks: names in the folder.
+struct RankSet {
+    std::shared_ptr<const Folder> folder = {};
+    FileNames files = {};
+};
+/// Reads the files of one set, one for each rank. If they are those of an optimizer, `model` are those of its model.
+Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model = {});
 /// Lets a model give the state of its optimizer, which is beside it under the name `where`.
 void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer);
 /// Returns the files in the folder of a set: "model_world_size_4_rank_*.pt".
@@ -110,6 +115,8 @@ Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOpti
 /// Reads a file, an index or a folder of the file system, or the paths that a glob matches. Throws path_not_found if a
 /// glob matches nothing; several_models if it matches several folders or sets of files.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
+/// Returns the files of ranks in the folder of a model that are those of its optimizer. `files` are those of the model.
+FileNames optimizer_files(const Folder& folder, const FileNames& files);
 /// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.
 bool has_optimizer(const std::filesystem::path& path);
 

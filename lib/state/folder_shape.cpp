@@ -345,7 +345,26 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     return shape;
 }
 
-MaybeShape rank_files(const FolderNames& names) { return shape_of_ranks(names.files, false); }
+/// Returns the folder of DCP with the optimizer of a set of rank files. accelerate writes `optimizer_0/` beside
+/// `pytorch_model_fsdp_rank*.bin`, whose model is a LOCAL_STATE_DICT.
+std::string optimizer_beside(const FolderNames& names, const std::string& file) {
+    const auto one = rank_file(file);
+    const std::size_t rank = one ? one->set.rfind("_rank*") : std::string::npos;
+    if (rank == std::string::npos) return {};
+    const std::string stem = one->set.substr(0, rank);
+    for (std::size_t i = 0; i < names.below.size(); ++i) {
+        const auto pair = model_and_optimizer({stem, names.folders[i]});
+        if (pair && pair->optimizer == names.folders[i] && dcp(names.below[i])) return names.folders[i];
+    }
+    return {};
+}
+
+MaybeShape rank_files(const FolderNames& names) {
+    MaybeShape shape = shape_of_ranks(names.files, false);
+    if (shape && shape->kind == ShapeKind::rank_files && shape->optimizer.empty())
+        shape->optimizer_inside = optimizer_beside(names, shape->files.front());
+    return shape;
+}
 
 // 8: the only other file of weights.
 

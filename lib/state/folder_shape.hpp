@@ -70,6 +70,8 @@ struct FolderShape {
     FileNames unfinished = {};  ///< for folder: folders beside it whose save was interrupted
     /// The state of the model's optimizer beside it. For rank_files: the files of its set. For folder: the folder.
     FileNames optimizer = {};
+    /// For rank_files: the folder of DCP beside them that holds the state of the model's optimizer, if there is one.
+    std::string optimizer_inside = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
     /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.

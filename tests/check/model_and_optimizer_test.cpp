@@ -55,6 +55,53 @@ bool has_word(const std::vector<std::string>& texts, std::string_view word) {
 
 }  // namespace
 
+TEST_CASE("the optimizer of OLMo's folder is joined as OLMo joins it") {
+    const Checkpoint model = Checkpoint::open(reports / "olmo_folder");
+    CHECK(is_equal(model, reports / "olmo_expected/model.safetensors"));
+    const auto optimizer = model.optimizer();
+    REQUIRE(optimizer.has_value());
+    CHECK(is_equal(*optimizer, reports / "olmo_expected/optimizer.safetensors"));
+    const VerifyReport report = verify(reports / "olmo_folder");
+    CHECK(report.ok());
+    CHECK(report.tensors == model.size() + optimizer->size());
+    // By itself it is sound, and not read.
+    CHECK_FAULT(Checkpoint::open(reports / "olmo_folder/optim"), Errc::optimizer_unnamed);
+    const VerifyReport alone = verify(reports / "olmo_folder/optim");
+    CHECK(alone.ok());
+    CHECK(has_word(alone.notes, "not read: state"));
+    CHECK(alone.checked_bytes > 0);
+}
+
+TEST_CASE("a record of OLMo's optimizer that is damaged is a fault") {
+    const TempDir temp;
+    const fs::path copy = temp.path() / "run";
+    fs::copy(reports / "olmo_folder", copy, fs::copy_options::recursive);
+    damage(copy / "optim/rank1.pt");
+    CHECK_FALSE(verify(copy).ok());
+    CHECK(Checkpoint::open(copy).size() == Checkpoint::open(reports / "olmo_folder").size());
+}
+
+TEST_CASE("FSDP1: the model opens beside an optimizer without names, which is refused only if it is asked for") {
+    for (const char* const folder : {"fsdp1_raw_optimizer", "fsdp1_raw_state"}) {
+        CAPTURE(folder);
+        const Checkpoint model = Checkpoint::open(reports / folder);
+        CHECK(model.size() == 9);
+        CHECK_FAULT(model.optimizer(), Errc::optimizer_unnamed);
+        const VerifyReport report = verify(reports / folder);
+        CHECK(report.ok());
+        CHECK(has_word(report.notes, "holds what each rank has"));
+        CHECK(std::any_of(model.skipped().begin(), model.skipped().end(),
+                          [](const auto& one) { return one.type == "the state of the optimizer"; }));
+    }
+    CHECK_FAULT(Checkpoint::open(reports / "fsdp1_raw_optimizer/optimizer_0_rank*.bin"), Errc::optimizer_unnamed);
+    // Both sets are checked.
+    const TempDir temp;
+    const fs::path copy = temp.path() / "run";
+    fs::copy(reports / "fsdp1_raw_optimizer", copy, fs::copy_options::recursive);
+    damage(copy / "optimizer_0_rank2.bin");
+    CHECK_FALSE(verify(copy).ok());
+}
+
 TEST_CASE("the model of verl's folder opens, and gives its optimizer") {
     const Checkpoint model = Checkpoint::open(actor);
     CHECK(is_equal(model, reports / "verl_expected/model.safetensors"));

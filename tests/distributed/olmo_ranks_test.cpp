@@ -1,5 +1,5 @@
-// Tests the local shards of OLMo: random modules that are cut among ranks, in the fields of both versions of torch, and
-// fields that contradict each other.
+// Tests the local shards of OLMo: random modules that are cut among ranks, in the fields of both versions of torch, the
+// state of their optimizer, and fields that contradict each other.
 #include "distributed/rank_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
@@ -69,6 +69,8 @@ Value handle_of(const Module& module, std::uint64_t world, std::uint64_t rank, b
     return out;
 }
 
+ForgedSet files_of(const std::vector<Module>& modules, std::uint64_t world, bool old);
+
 ForgedSet forged(std::mt19937& random, std::vector<Module>& modules, std::uint64_t world, bool old) {
     for (Module& module : modules)
         for (std::size_t i = 0; i < 1 + random() % 4; ++i) {
@@ -77,6 +79,10 @@ ForgedSet forged(std::mt19937& random, std::vector<Module>& modules, std::uint64
             module.names.push_back("p" + std::to_string(i));
             module.wholes.push_back(random_whole(random, Dtype::f32, shape));
         }
+    return files_of(modules, world, old);
+}
+
+ForgedSet files_of(const std::vector<Module>& modules, std::uint64_t world, bool old) {
     ForgedSet set{.prefix = "olmo_world_size_"};
     for (std::uint64_t rank = 0; rank < world; ++rank) {
         Value list = pt::list();
@@ -86,6 +92,58 @@ ForgedSet forged(std::mt19937& random, std::vector<Module>& modules, std::uint64
         set.ranks[rank] = pt::dict({{"modules", list}});
     }
     return set;
+}
+
+/// The state of an optimizer beside a model, and the whole values in the order of its parameters.
+struct ForgedOptimizer {
+    ForgedSet set;
+    std::vector<Whole> moments = {};
+    std::string step = bytes_of_i32({7});
+
+    state::Contents open(const ForgedSet& model) const {
+        const auto beside = std::make_shared<distributed::RankFiles>(
+            distributed::RankFiles{.folder = model.folder(), .files = model.files()});
+        return distributed::read_rank_files({.folder = set.folder(), .files = set.files(), .model = beside}, {});
+    }
+};
+
+/// Cuts a moment of each parameter as handle_of() cuts the parameter. Two groups list the parameters in turn.
+ForgedOptimizer forged_optimizer(std::mt19937& random, const std::vector<Module>& modules, std::uint64_t world) {
+    ForgedOptimizer out{.set = {.prefix = "olmo_world_size_"}};
+    std::vector<Value> groups;
+    for (int i = 0; i < 2; ++i)
+        groups.push_back(pt::dict({{"params", pt::list()}, {"param_names", pt::list()}, {"lr", pt::real(0.5)}}));
+    std::vector<Value> states(world, pt::dict());
+    for (Value& state : states) state.number_keys = true;
+    for (const Module& module : modules) {
+        std::uint64_t numel = 0;
+        for (const Whole& whole : module.wholes) numel += pt::elements(whole.shape);
+        const std::uint64_t size = (numel + world - 1) / world;
+        std::uint64_t at = 0;
+        for (std::size_t i = 0; i < module.wholes.size(); ++i) {
+            const std::size_t number = out.moments.size();
+            Value& group = groups[number % 2];
+            group["params"].push(pt::integer(number));
+            group["param_names"].push(pt::text(module.name + (module.name.empty() ? "" : ".") + module.names[i]));
+            const Whole& moment = out.moments.emplace_back(random_whole(random, Dtype::f32, module.wholes[i].shape));
+            const std::uint64_t length = pt::elements(moment.shape);
+            for (std::uint64_t rank = 0; rank < world; ++rank) {
+                const std::uint64_t begin = std::clamp(rank * size, at, at + length) - at;
+                const std::uint64_t end = std::clamp((rank + 1) * size, at, at + length) - at;
+                // torch has state of parameters with elements only; empty state is the same.
+                if (begin == end && random() % 4 != 0) continue;
+                states[rank].set(
+                    std::to_string(number),
+                    pt::dict({{"step", pt::tensor(Dtype::i32, {}, out.step)},
+                              {"exp_avg", pt::tensor(Dtype::f32, {end - begin},
+                                                     moment.bytes.substr(begin * 4, (end - begin) * 4))}}));
+            }
+            at += length;
+        }
+    }
+    for (std::uint64_t rank = 0; rank < world; ++rank)
+        out.set.ranks[rank] = pt::dict({{"state", states[rank]}, {"param_groups", pt::list(groups)}});
+    return out;
 }
 
 std::vector<Module> two_modules() {
@@ -112,6 +170,74 @@ TEST_CASE("random modules through real files, in the fields of torch 2.0 and 2.1
             }
         CHECK(contents.tensors.size() == count);
     }
+}
+
+TEST_CASE("the state of an optimizer is joined by the lists of its model") {
+    std::mt19937 random(soak::seed(5));
+    for (int round = 0; round < soak::rounds(200); ++round) {
+        auto modules = two_modules();
+        const std::uint64_t world = 1 + random() % 5;
+        const ForgedSet model = forged(random, modules, world, round % 2 == 0);
+        const ForgedOptimizer optimizer = forged_optimizer(random, modules, world);
+        CAPTURE(round);
+        const auto contents = optimizer.open(model);
+        CHECK(contents.tensors.size() == 2 * optimizer.moments.size());
+        for (std::size_t i = 0; i < optimizer.moments.size(); ++i) {
+            const LazyTensor* const moment = find(contents, "state/" + std::to_string(i) + "/exp_avg");
+            REQUIRE(moment != nullptr);
+            CHECK(moment->shape() == optimizer.moments[i].shape);
+            CHECK((bytes_of(*moment) == optimizer.moments[i].bytes));
+            CHECK(find(contents, "state/" + std::to_string(i) + "/step") != nullptr);
+        }
+        // The names are those of the model.
+        const auto name = contents.tree->find("param_groups/0/param_names/0");
+        REQUIRE(name.has_value());
+        CHECK(std::get<std::string>((*contents.tree)[*name]) == modules.front().prefix + "p0");
+    }
+}
+
+TEST_CASE("the state of an optimizer that contradicts its model or itself") {
+    std::mt19937 random(soak::seed(6));
+    // Each rank has elements of both parameters.
+    std::vector<Module> modules = two_modules();
+    for (Module& module : modules) {
+        module.names = {"weight"};
+        module.wholes = {random_whole(random, Dtype::f32, {3, 4})};
+    }
+    const ForgedSet model = files_of(modules, 3, false);
+    const ForgedOptimizer good = forged_optimizer(random, modules, 3);
+    CHECK_OK(good.open(model));
+    const auto refused = [&](Errc code, const auto& change) {
+        ForgedOptimizer bad = good;
+        change(bad.set.ranks);
+        CHECK_FAULT(bad.open(model), code);
+    };
+    refused(Errc::rank_missing, [](auto& ranks) { ranks.erase(1); });
+    refused(Errc::ranks_differ, [](auto& ranks) { ranks[2]["param_groups"][0].set("lr", pt::real(0.25)); });
+    refused(Errc::ranks_differ, [](auto& ranks) {
+        for (Value& state : ranks[1]["state"].items) state.set("step", pt::tensor(Dtype::i32, {}, bytes_of_i32({8})));
+    });
+    refused(Errc::ranks_differ, [](auto& ranks) {
+        for (Value& state : ranks[1]["state"].items) state.set("exp_avg", pt::tensor(Dtype::i32, {1}, "abcd"));
+    });
+    refused(Errc::field_missing, [](auto& ranks) { ranks[0]["state"].items[0].set("step", pt::integer(7)); });
+    refused(Errc::field_missing, [](auto& ranks) { ranks[1]["state"].keys[0] = "77"; });
+    refused(Errc::field_missing, [](auto& ranks) {
+        for (auto& rank : ranks) rank.second["param_groups"][0]["params"].push(pt::integer(99));
+    });
+    refused(Errc::field_missing, [](auto& ranks) {
+        for (auto& rank : ranks) rank.second["param_groups"][0]["param_names"][0] = pt::text("other");
+    });
+    refused(Errc::not_covered, [](auto& ranks) { ranks[0]["state"].items[0].erase("exp_avg"); });
+    refused(Errc::piece_mismatch, [](auto& ranks) {
+        Value& moment = ranks[0]["state"].items[0]["exp_avg"];
+        moment = pt::tensor(Dtype::f32, {moment.shape[0] + 1}, std::string(moment.shape[0] * 4 + 4, 'x'));
+    });
+    refused(Errc::optimizer_unnamed, [](auto& ranks) {
+        for (auto& rank : ranks) rank.second["param_groups"][0].erase("param_names");
+    });
+    // Without the model, nothing says which elements a rank has.
+    CHECK_FAULT(good.set.open(), Errc::optimizer_unnamed);
 }
 
 TEST_CASE("a rank that is missing, and names that do not say how many there are") {

@@ -233,6 +233,11 @@ TEST_CASE("a model with its optimizer beside it is one checkpoint") {
     CHECK(folders.kind == Kind::folder);
     CHECK(folders.files == FileNames{"pytorch_model_fsdp_0"});
     CHECK(folders.optimizer == FileNames{"optimizer_0"});
+    const auto local = shape({"pytorch_model_fsdp_rank0.bin", "pytorch_model_fsdp_rank1.bin", "optimizer_0/.metadata"});
+    CHECK(local.kind == Kind::rank_files);
+    CHECK(local.optimizer_inside == "optimizer_0");
+    CHECK(shape({"pytorch_model_fsdp_1_rank0.bin", "optimizer_0/.metadata"}).optimizer_inside.empty());
+    CHECK(shape({"pytorch_model_fsdp_rank0.bin", "optimizer_0/model.safetensors"}).optimizer_inside.empty());
     check({
         {{"pytorch_model_fsdp_0/.metadata", "pytorch_model_fsdp_1/.metadata", "optimizer_0/.metadata"},
          Kind::several,
