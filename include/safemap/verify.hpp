@@ -42,8 +42,8 @@ struct VerifyOptions {
 /// optimizer in two folders, both are checked, and counts are those of both. Parts of an optimizer's state that no file
 /// has names for (optimizer_unnamed) are a note and not a fault: their bytes are checked all the same.
 ///
-/// A file of unknown format, or a zip whose directory cannot be read, is not read further. Faults of the data are in the
-/// report; throws only "the call is wrong" codes, "the system failed" codes, and cancelled.
+/// A file of unknown format, or a zip whose directory cannot be read, is not read further. Faults of the data are in
+/// the report; throws only "the call is wrong" codes, "the system failed" codes, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI
