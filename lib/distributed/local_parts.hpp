@@ -31,13 +31,13 @@ std::string kind_text(const StateTree::Node& node);
 class LocalParts {
 public:
     LocalParts(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
-               RankMeshes& meshes, const SampleSizes& samples, RankShare& share)
+               RankMeshes& meshes, const SampleSizes& samples, const ShardLists* lists, RankShare& share)
         : skeleton_(skeleton),
           tree_(tree),
           names_(names),
           meshes_(meshes),
           samples_(samples),
-          nodes_(tree, names, names.rank(i), meshes),
+          nodes_(tree, names, names.rank(i), meshes, lists),
           share_(share) {}
 
     /// Compares the node that the file has in place of a tensor of the skeleton, and adds its part to the share. If the

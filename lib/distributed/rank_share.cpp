@@ -63,12 +63,13 @@ std::string key_text(const StateTree& tree, NodeId key, int levels = 3) {
 class ShareWalk {
 public:
     ShareWalk(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
-              const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples)
+              const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples,
+              const ShardLists* lists)
         : skeleton_(skeleton),
           first_(skeleton.tree()),
           other_(tree),
           names_(names),
-          parts_(skeleton, tree, names, i, meshes, samples, share_),
+          parts_(skeleton, tree, names, i, meshes, samples, lists, share_),
           comparison_(first_, other_),
           with_tensors_(nodes_with_tensors(tree)),
           met_(first_.size(), StateTree::no_node),
@@ -302,9 +303,10 @@ private:
 }  // namespace
 
 RankShare share_of(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
-                   const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples) {
+                   const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples,
+                   const ShardLists* lists) {
     if (tree.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
-    return ShareWalk(skeleton, tree, names, i, source, meshes, samples).run();
+    return ShareWalk(skeleton, tree, names, i, source, meshes, samples, lists).run();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

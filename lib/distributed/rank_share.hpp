@@ -89,8 +89,9 @@ struct SampleSizes {
 ///   differ
 /// - piece_mismatch if a local value is not of the shape that the mesh or the shard gives
 /// - world_mismatch if a rank that is not in the mesh has values
-/// - what ShardedNodes::read() throws; pickle_too_large if the pickle has containers in many places
+/// - what ShardedNodes::read() throws, which gets `lists`; pickle_too_large if the pickle has containers in many places
 RankShare share_of(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
-                   const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples);
+                   const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples,
+                   const ShardLists* lists = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -129,9 +129,10 @@ std::vector<bool> nodes_with_tensors(const StateTree& tree) {
     return found;
 }
 
-Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, const RoleOf& role_of)
+Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, const RoleOf& role_of,
+                   const ShardLists* lists)
     : tree_(std::move(tree)), with_tensors_(nodes_with_tensors(tree_)), numbers_(tree_.size(), none) {
-    ShardedNodes nodes(tree_, names, names.rank(0), meshes);
+    ShardedNodes nodes(tree_, names, names.rank(0), meshes, lists);
     std::size_t name_bytes = 0;
     const auto add = [&](NodeId node, const std::string& path) {
         if (numbers_[node] != none) return;

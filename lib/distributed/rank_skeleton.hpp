@@ -59,7 +59,9 @@ public:
 
     /// Reads the distributed tensors of the tree. Throws what ShardedNodes::read() throws, with the tensor's name, and
     /// pickle_too_large if all names together are too long.
-    Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, const RoleOf& role_of);
+    /// `lists` are those of ShardedNodes; they are not kept.
+    Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, const RoleOf& role_of,
+             const ShardLists* lists = nullptr);
 
     const StateTree& tree() const noexcept { return tree_; }
     StateTree take_tree() { return std::move(tree_); }

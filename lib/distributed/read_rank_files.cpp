@@ -15,6 +15,7 @@
 #include "distributed/rank_files.hpp"
 #include "distributed/rank_names.hpp"
 #include "distributed/rank_tensors.hpp"
+#include "distributed/shard_lists.hpp"
 #include "distributed/tree_values.hpp"
 #include "distributed/unnamed_optimizer.hpp"
 #include "state/folder_shape.hpp"
@@ -91,7 +92,7 @@ void drop_flat_states(ReadSet& read, StateTree& tree) {
 }
 
 /// Decides the layout. Unless it is OLMo's, sets the skeleton, which takes the tree.
-void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
+void begin(ReadSet& read, StateTree& tree, const RankFiles& set, const ShardLists* lists) {
     RankFileSet& ranks = *read.ranks;
     Skeleton::RoleOf role_of = same_role(TensorRole::replica);
     if (is_olmo_rank(tree)) {
@@ -111,7 +112,7 @@ void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
         if (read.manifest) read.layout = Layout::chunks;
         if (read.manifest) role_of = same_role(TensorRole::piece);
     }
-    ranks.skeleton.emplace(std::move(tree), ranks.names, ranks.meshes, role_of);
+    ranks.skeleton.emplace(std::move(tree), ranks.names, ranks.meshes, role_of, lists);
 }
 
 /// Returns the rank of another file under whose name this one was saved: torch names the folder in the zip after it.
@@ -132,28 +133,52 @@ SampleSizes sample_sizes(std::size_t files) {
     return {.each = each, .all = std::max(least, all / std::max<std::size_t>(1, files))};
 }
 
-void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::shared_ptr<const Source>& source,
-               torch::NamedGlobals& globals) {
+void read_file_with(ShardLists* lists, ReadSet& read, const RankFiles& set, std::size_t i,
+                    const std::shared_ptr<const Source>& source, torch::NamedGlobals& globals) {
     RankFileSet& ranks = *read.ranks;
-    torch::Parts parts = torch::read_whole(source, &globals);
+    torch::Parts parts = torch::read_whole(source, &globals, lists);
+    if (lists != nullptr) lists->place_in(parts.tree, parts.taken_lists);
     if (i == 0) read.notes = std::move(parts.notes);
     const bool first = i == 0;
     const StateTree* tree = &parts.tree;
     if (!first) drop_unnamed(read.unnamed, parts.tree);
     if (first) {
-        begin(read, parts.tree, set);
+        begin(read, parts.tree, set, lists);
         if (ranks.skeleton) tree = &ranks.skeleton->tree();
     }
     if (read.layout == Layout::olmo) {
+        if (lists != nullptr && !lists->empty()) throw TakenValue();
         read.olmo[i] = read_olmo_rank(*tree);
         if (!first) compare_and_drop(read.olmo.front(), ranks.names.file(0), read.olmo[i]);
         return;
     }
     SampleSizes samples = sample_sizes(ranks.names.size());
     if (ranks.skeleton->has_parts()) samples.each = 0;
-    ranks.shares[i] = share_of(*ranks.skeleton, *tree, ranks.names, i, source, ranks.meshes, samples);
+    ranks.shares[i] = share_of(*ranks.skeleton, *tree, ranks.names, i, source, ranks.meshes, samples, lists);
     RankShare& share = ranks.shares[i];
     if (!share.foreign && !share.states_rank) share.foreign = saved_as_rank(parts.saved_as, ranks.names.file(i));
+}
+
+/// Reads a file without nodes for its lists of shards. If anything is wrong, reads it again with them: the error, if
+/// there is one, is that of the whole pickle.
+void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::shared_ptr<const Source>& source,
+               torch::NamedGlobals& globals) {
+    if (!set.takes_lists) return read_file_with(nullptr, read, set, i, source, globals);
+    const torch::NamedGlobals before = globals;
+    std::optional<ShardLists> lists(std::in_place);
+    try {
+        return read_file_with(&*lists, read, set, i, source, globals);
+    } catch (const std::exception&) {
+        if (lists->empty()) throw;
+    }
+    lists.reset();
+    globals = before;
+    if (i == 0) {
+        read.ranks->skeleton.reset();
+        read.layout = Layout::tensors;
+        read.manifest.reset();
+    }
+    read_file_with(nullptr, read, set, i, source, globals);
 }
 
 void read_set(ReadSet& read, const RankFiles& set, const OpenOptions& options, FoundGlobals& globals) {

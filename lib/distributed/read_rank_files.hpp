@@ -26,6 +26,8 @@ struct RankFiles {
     bool alone = false;
     /// If these are the files of an optimizer: those of its model.
     std::shared_ptr<const RankFiles> model = {};
+    /// False: lists of shards are read as any value of a pickle, which takes more time and memory. For tests.
+    bool takes_lists = true;
 };
 
 /// Returns true if the file of a rank may hold parts of tensors: DTensors, ShardedTensors, flat parameters of FSDP1 or

@@ -9,6 +9,7 @@
 #include "distributed/sharded_nodes.hpp"
 
 #include "base/text.hpp"
+#include "distributed/shard_lists.hpp"
 #include "distributed/values.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -128,15 +129,16 @@ std::optional<StatedTensor::Kind> distributed_kind(const StateTree::Node& node) 
     return std::nullopt;
 }
 
-ShardedNodes::ShardedNodes(const StateTree& tree, const RankNames& names, std::uint64_t rank, RankMeshes& meshes)
-    : tree_(tree), names_(names), rank_(rank), meshes_(meshes) {
+ShardedNodes::ShardedNodes(const StateTree& tree, const RankNames& names, std::uint64_t rank, RankMeshes& meshes,
+                           const ShardLists* lists)
+    : tree_(tree), names_(names), rank_(rank), meshes_(meshes), lists_(lists) {
     constexpr std::uint64_t least = std::uint64_t{1} << 16;
     constexpr std::uint64_t times = 8;
-    left_ = least + times * tree.size();
+    left_ = least + times * (tree.size() + (lists == nullptr ? 0 : lists->shards()));
 }
 
-StatedLocal ShardedNodes::read(NodeId node) {
-    return distributed_kind(tree_[node]) == StatedTensor::Kind::dtensor ? dtensor(node) : sharded(node);
+StatedLocal ShardedNodes::read(NodeId node, const StatedTensor* first) {
+    return distributed_kind(tree_[node]) == StatedTensor::Kind::dtensor ? dtensor(node) : sharded(node, first);
 }
 
 const LazyTensor* ShardedNodes::tensor(NodeId node) const {
@@ -147,12 +149,17 @@ const LazyTensor* ShardedNodes::tensor(NodeId node) const {
 }
 
 const std::vector<NodeId>& ShardedNodes::items(NodeId node, std::string_view field) {
+    if (lists_ != nullptr && lists_->has(node)) throw TakenValue();
     const auto& found = items_of(tree_, node, field);
-    if (found.size() >= left_)
+    count(found.size());
+    return found;
+}
+
+void ShardedNodes::count(std::size_t items) {
+    if (items >= left_)
         throw Error(Errc::pickle_too_large,
                     "the pickle has lists in many places; together they hold too many values for its size");
-    left_ -= found.size() + 1;
-    return found;
+    left_ -= items + 1;
 }
 
 Shape ShardedNodes::shape(NodeId node, std::string_view field) {
@@ -261,6 +268,17 @@ StatedShard ShardedNodes::shard(NodeId node) {
     return out;
 }
 
+void ShardedNodes::read_shards(NodeId list, const StatedTensor* first, StatedTensor& said) {
+    if (lists_ != nullptr && lists_->has(list)) {
+        const auto read_node = [this](NodeId item) { return shard(item); };
+        said.shards_as_first = first != nullptr && lists_->is(tree_, list, first->shards, read_node);
+        if (!said.shards_as_first) said.shards = lists_->at(tree_, list, read_node);
+        count(said.shards_as_first ? first->shards.size() : said.shards.size());
+    } else {
+        for (const NodeId item : items(list, "shards_metadata")) said.shards.push_back(shard(item));
+    }
+}
+
 void ShardedNodes::add_local_shards(NodeId list, StatedLocal& out) {
     for (const NodeId item : items(list, "local_shards")) {
         const StatedShard own = shard(require_part(tree_, item, "metadata"));
@@ -284,18 +302,18 @@ void ShardedNodes::require_files_of(const std::vector<StatedShard>& shards) {
     last_ranks_ = std::move(ranks);
 }
 
-StatedLocal ShardedNodes::sharded(NodeId node) {
+StatedLocal ShardedNodes::sharded(NodeId node, const StatedTensor* first) {
     StatedLocal out;
     StatedTensor& said = out.tensor;
     said.kind = StatedTensor::Kind::sharded;
     const NodeId metadata = require_part(tree_, node, "1");
     said.shape = shape(require_part(tree_, metadata, "size"), "size");
-    for (const NodeId item : items(require_part(tree_, metadata, "shards_metadata"), "shards_metadata"))
-        said.shards.push_back(shard(item));
+    read_shards(require_part(tree_, metadata, "shards_metadata"), first, said);
     if (const auto group = part_of(tree_, node, "2"); group && !stated_rank_)
         if (const auto rank = part_of(tree_, *group, "global_rank"); rank && !is_none(tree_, *rank))
             stated_rank_ = count_of(tree_, *rank, "global_rank");
-    require_files_of(said.shards);
+    // The files of the ranks in the list of the first file are there.
+    if (!said.shards_as_first) require_files_of(said.shards);
     add_local_shards(require_part(tree_, node, "0"), out);
     auto dtype = dtype_in(tree_, part_of(tree_, node, "dtype"));
     if (!dtype)

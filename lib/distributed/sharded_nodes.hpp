@@ -35,6 +35,7 @@ struct StatedTensor {
     CutOrder order = CutOrder::by_factors;  ///< the order that is tried first
     // A ShardedTensor.
     std::vector<StatedShard> shards = {};
+    bool shards_as_first = false;  ///< the list is that of the first file, and `shards` is empty
 };
 
 /// A tensor of one file that is a part of a distributed tensor.
@@ -52,6 +53,8 @@ struct StatedLocal {
     bool requires_grad = false;
 };
 
+class ShardLists;
+
 /// Returns the kind of distributed tensor that a node is, or nothing.
 std::optional<StatedTensor::Kind> distributed_kind(const StateTree::Node& node);
 
@@ -59,10 +62,12 @@ std::optional<StatedTensor::Kind> distributed_kind(const StateTree::Node& node);
 /// list in many places: what all calls read together is bounded by the size of the tree.
 class ShardedNodes {
 public:
-    /// Keeps references. `rank` is that of the file.
-    ShardedNodes(const StateTree& tree, const RankNames& names, std::uint64_t rank, RankMeshes& meshes);
+    /// Keeps references. `rank` is that of the file. `lists` are those that were taken from the pickle; null: none.
+    ShardedNodes(const StateTree& tree, const RankNames& names, std::uint64_t rank, RankMeshes& meshes,
+                 const ShardLists* lists);
 
-    /// Reads a distributed tensor. The pointers in the result are valid as long as the tree.
+    /// Reads a distributed tensor. The pointers in the result are valid as long as the tree. `first` is what the first
+    /// file states of the tensor; null in the first file.
     ///
     /// Throws:
     /// - partial_placement for a DTensor that is a term of a sum
@@ -71,8 +76,9 @@ public:
     /// - piece_mismatch if a local value is not a plain tensor, or two fields give different shapes
     /// - field_missing if a field is missing or of another kind, or placements and mesh have different lengths
     /// - pickle_too_large if the pickle has lists in many places
+    /// - TakenValue if a list that was taken from the pickle is not in the place of a list of shards
     /// - what read_mesh() throws, also for the ranks that have the shards of a ShardedTensor
-    StatedLocal read(StateTree::NodeId node);
+    StatedLocal read(StateTree::NodeId node, const StatedTensor* first = nullptr);
     /// Returns the rank that the file says it is of; nothing if no tensor that was read says it.
     std::optional<std::uint64_t> stated_rank() const noexcept { return stated_rank_; }
 
@@ -80,13 +86,15 @@ private:
     using NodeId = StateTree::NodeId;
 
     StatedLocal dtensor(NodeId node);
-    StatedLocal sharded(NodeId node);
+    StatedLocal sharded(NodeId node, const StatedTensor* first);
     std::vector<MeshPlacement> placements(NodeId node, std::size_t rank);
     std::vector<Sharding::Order> orders(NodeId spec, const StatedTensor& tensor);
     StatedMesh mesh(NodeId node);
     void require_files_of(const std::vector<StatedShard>& shards);
     StatedShard shard(NodeId node);
+    void read_shards(NodeId list, const StatedTensor* first, StatedTensor& said);
     void add_local_shards(NodeId list, StatedLocal& out);
+    void count(std::size_t items);
     /// Returns the items of a list, and counts them.
     const std::vector<NodeId>& items(NodeId node, std::string_view field);
     Shape shape(NodeId node, std::string_view field);
@@ -96,6 +104,7 @@ private:
     const RankNames& names_;
     std::uint64_t rank_;
     RankMeshes& meshes_;
+    const ShardLists* lists_;
     std::optional<std::uint64_t> stated_rank_ = {};
     std::unordered_map<NodeId, StatedMesh> known_meshes_ = {};
     std::vector<std::uint64_t> last_ranks_ = {};  ///< the ranks that have the shards of the ShardedTensor before

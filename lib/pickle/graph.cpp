@@ -28,6 +28,17 @@ std::string_view PickleGraph::text(Id id) const {
 }
 
 std::span<const PickleGraph::Id> PickleGraph::items(Id id) const {
+    if (nodes_[id].taken) throw TakenValue();
+    return nodes_in(id);
+}
+
+bool PickleGraph::calls_any(Id callee) const {
+    for (std::size_t i = 0; i < calls_.size(); i += 2)
+        if (calls_[i] == callee) return true;
+    return false;
+}
+
+std::span<const PickleGraph::Id> PickleGraph::nodes_in(Id id) const {
     const Node& node = nodes_[id];
     switch (node.kind) {
         case Kind::tuple:

@@ -102,7 +102,17 @@ template <class Value> Value& GraphBuilder::of_node(Id id, std::vector<Value>& a
     }
     return all[node.count];
 }
-std::vector<GraphBuilder::Id>& GraphBuilder::members(Id id) { return of_node(id, graph_.growing_, members_cost); }
+std::vector<GraphBuilder::Id>& GraphBuilder::members(Id id) {
+    if (graph_.is_taken(id)) throw TakenValue();
+    return of_node(id, graph_.growing_, members_cost);
+}
+GraphBuilder::Id GraphBuilder::taken_list(std::span<const Id> nodes) {
+    const Id id = growing(Kind::list);
+    if (!nodes.empty()) members(id).assign(nodes.begin(), nodes.end());
+    graph_.nodes_[id].taken = true;
+    graph_.taken_lists_.push_back(id);
+    return id;
+}
 GraphBuilder::Extra& GraphBuilder::extra(Id call) { return of_node(call, graph_.extras_, extra_cost); }
 
 GraphBuilder::Id GraphBuilder::global(const PickleGraph::Global& global, unsigned protocol) {

@@ -55,6 +55,8 @@ public:
     /// Adds a list, dict or set. It gets memory for its members when the first one comes.
     Id growing(Kind kind) { return add({.kind = kind, .count = PickleGraph::no_extra}); }
     std::vector<Id>& members(Id id);
+    /// Adds a list that a ListReader took. `nodes` are the items that are nodes.
+    Id taken_list(std::span<const Id> nodes);
 
     Id global(const PickleGraph::Global& global, unsigned protocol);
     Id call(Id callee, Id arguments);

@@ -37,6 +37,10 @@ public:
         at_ += sizeof(T);
         return value;
     }
+    /// Returns all bytes that have not been taken.
+    std::string_view rest() const noexcept { return bytes_.substr(at_); }
+    /// Takes bytes, which must be there.
+    void skip(std::size_t bytes) noexcept { at_ += bytes; }
     /// Takes a count, and the bytes after it.
     template <std::integral Count> std::string_view counted() {
         const Count count = number<Count>();

@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "pickle/graph_builder.hpp"
 #include "pickle/input.hpp"
+#include "pickle/list_reader.hpp"
 #include "pickle/literals.hpp"
 #include "pickle/pickle.hpp"
 #include "pickle/stack.hpp"
@@ -31,7 +32,8 @@ public:
         : input_({bytes.data(), bytes.size()}, limits.follows),
           nodes_(input_, limits),
           stack_(input_, nodes_.allowance()),
-          memo_(input_, nodes_.allowance(), limits.max_memory) {}
+          memo_(input_, nodes_.allowance(), limits.max_memory),
+          lists_(limits.lists) {}
 
     PickleGraph run() {
         run_all();
@@ -104,7 +106,7 @@ private:
             case 0x86: tuple(stack_.operands(2)); break;                // TUPLE2
             case 0x87: tuple(stack_.operands(3)); break;                // TUPLE3
             case 0x91: frozenset(stack_.pop_mark()); break;             // FROZENSET
-            case ']': push(nodes_.growing(Kind::list)); break;          // EMPTY_LIST
+            case ']': empty_list(); break;                              // EMPTY_LIST
             case '}': push(nodes_.growing(Kind::dict)); break;          // EMPTY_DICT
             case 0x8f: push(nodes_.growing(Kind::set)); break;          // EMPTY_SET
             case 'l': container(Kind::list, stack_.pop_mark()); break;  // LIST
@@ -215,6 +217,23 @@ private:
         if (!stack_.above(begin).empty()) stack_.move_to(nodes_.members(id), begin);
         push(id);
     }
+    void empty_list() {
+        if (lists_ == nullptr || !take_list()) push(nodes_.growing(Kind::list));
+    }
+    /// Lets the ListReader take the list that begins here. In a frame, it gets none.
+    bool take_list() {
+        const Id key = stack_.top_or_nothing();
+        if (key == PickleGraph::nothing || kind(key) != Kind::text || input_.in_frame()) return false;
+        const PickleGraph& graph = nodes_.graph();
+        const auto taken = lists_->take({graph.text(key), input_.rest(), input_.size(), graph, memo_});
+        if (!taken) return false;
+        nodes_.allowance().spend(taken->memory);
+        input_.skip(taken->bytes);
+        push(nodes_.taken_list(taken->nodes));
+        put(taken->first_entry);
+        memo_.put_taken(taken->first_entry + 1, taken->end_entry);
+        return true;
+    }
     void dict(std::size_t begin) {
         check_pairs(begin);
         container(Kind::dict, begin);
@@ -322,6 +341,7 @@ private:
     GraphBuilder nodes_;
     PickleStack stack_;
     PickleMemo memo_;
+    ListReader* lists_;
     unsigned protocol_ = 0;  ///< 0 if no opcode gives it
     Id root_ = PickleGraph::nothing;
 };

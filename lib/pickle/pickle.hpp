@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,14 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
+
+class ListReader;
+
+/// Thrown when a value is asked for that a ListReader took. It is no Error: no file causes it that is read without a
+/// ListReader, and the caller reads the file again that way.
+struct TakenValue : std::exception {
+    const char* what() const noexcept override { return "a value that has no nodes"; }
+};
 
 /// The limits for one pickle. Memory is counted, not measured: each value, slot and copied text is charged a little
 /// more than it takes in the graph and in everything that is made from the graph. The peak is thus below max_memory
@@ -33,6 +42,8 @@ struct PickleLimits {
     /// pickle_truncated: reading more of the file helps. If it needs bytes after these, the error is file_truncated.
     /// Nothing: the whole pickle is at hand.
     std::optional<std::uint64_t> follows = {};
+    /// Reads the lists that it knows without nodes, if not null.
+    ListReader* lists = nullptr;
 
     /// Returns the limits of a pickle that takes `packed` bytes of its file. The size of a file thus limits the memory
     /// that it may need, also if the pickle is deflated.
@@ -64,6 +75,7 @@ class PickleGraph {
 public:
     using Id = std::uint32_t;
     static constexpr Id nothing = 0xFFFF'FFFF;
+    static constexpr Id taken = 0xFFFF'FFFE;  ///< in the memo: a value inside a list that a ListReader took
 
     enum class Kind : std::uint8_t {
         none,
@@ -114,8 +126,15 @@ public:
     /// Returns the digits of a big integer. Costs the square of its length.
     std::string decimal(Id id) const;
     /// Returns the items of a list, tuple, set or frozenset, or those of a dict: key, value, key, value, … Other nodes
-    /// have no items.
+    /// have no items. Throws TakenValue for a list that a ListReader took.
     std::span<const Id> items(Id id) const;
+    /// Returns the items as items() does. Of a list that a ListReader took, returns those that are nodes.
+    std::span<const Id> nodes_in(Id id) const;
+    /// Returns the lists that a ListReader took, in the order in which it took them.
+    std::span<const Id> taken_lists() const noexcept { return taken_lists_; }
+    bool is_taken(Id id) const { return nodes_[id].taken; }
+    /// Returns true if a call of that callee is in the pickle.
+    bool calls_any(Id callee) const;
     Global global(Id id) const { return globals_[nodes_[id].count]; }
     /// Returns all nodes that are globals. They are few if the pickler uses a memo.
     std::span<const Global> globals() const noexcept { return globals_; }
@@ -131,6 +150,7 @@ private:
         Kind kind = Kind::none;
         bool unhashable = false;  ///< a tuple with an unhashable item
         bool spelled = false;     ///< a big integer in decimal digits, not in bytes
+        bool taken = false;       ///< a list that a ListReader took
         std::uint32_t count = 0;
         std::uint64_t word = 0;
     };
@@ -151,6 +171,7 @@ private:
     std::vector<Global> globals_;
     std::vector<Id> calls_;  ///< callee and arguments of each call
     std::vector<Extra> extras_;
+    std::vector<Id> taken_lists_;
     std::deque<std::string> owned_;  ///< texts that the pickle does not hold in this form
 };
 

@@ -34,6 +34,8 @@ public:
         if (values_.size() <= fence()) refuse("the stack is empty");
         return values_.back();
     }
+    /// Returns the last value, or nothing if there is none above the last mark.
+    Id top_or_nothing() const noexcept { return values_.size() <= fence() ? PickleGraph::nothing : values_.back(); }
     /// Returns the slot of the last value. The stack must not be empty.
     Id& top_place() { return values_.back(); }
     Id pop() {
@@ -115,9 +117,22 @@ public:
     }
     /// Puts an entry as MEMOIZE does, at the next index.
     void put_next(Id id) { put(count_, id); }
+    /// Notes for entries from `first` up to `end` that a ListReader took their values. They must not be above the
+    /// pickle's length.
+    void put_taken(std::uint64_t first, std::uint64_t end) {
+        if (first == end) return;
+        put(end - 1, PickleGraph::taken);
+        for (std::uint64_t i = first; i < end - 1; ++i) {
+            if (near_[i] == PickleGraph::nothing) ++count_;
+            near_[i] = PickleGraph::taken;
+        }
+    }
+    /// Returns an entry as it is: a node, PickleGraph::taken, or PickleGraph::nothing.
+    Id find(std::uint64_t index) const { return index < near_.size() ? near_[index] : far_at(index); }
     Id get(std::uint64_t index) const {
-        const Id id = index < near_.size() ? near_[index] : far_at(index);
-        if (id != PickleGraph::nothing) return id;
+        const Id id = find(index);
+        if (id < PickleGraph::taken) return id;
+        if (id == PickleGraph::taken) throw TakenValue();
         throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index) + " does not exist");
     }
 

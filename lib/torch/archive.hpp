@@ -24,12 +24,14 @@ struct Archive {
     std::vector<std::string> notes;  ///< sentences for users: opaque classes, calls that were not made, trailing bytes
     std::vector<StoredChecksum> records;  ///< checksums of zip records, for verify()
     std::string saved_as = {};  ///< name of the file when it was saved, without its extension; empty if not a zip
+    std::vector<StateTree::NodeId> taken_lists = {};  ///< see Rebuilt::taken_lists
     std::vector<StoragePlace> storages;  ///< all storages, also those without tensors; empty for a plain pickle
 
     /// Takes the tree or the flat dictionary, and appends the notes.
     void take(Rebuilt rebuilt) {
         tree = std::move(rebuilt.tree);
         flat = std::move(rebuilt.flat);
+        taken_lists = std::move(rebuilt.taken_lists);
         notes.insert(notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 };

@@ -114,7 +114,9 @@ void ArchiveRecords::require_pickle(const ZipRecord& record) {
 HeldPickle ArchiveRecords::read(const ZipRecord& record, bool checked) {
     require_pickle(record);
     HeldPickle held{.bytes = checked ? bytes(record) : read_all(record), .graph = {}};
-    held.graph = read_pickle(held.bytes, PickleLimits::of_packed(record.packed.size));
+    PickleLimits limits = PickleLimits::of_packed(record.packed.size);
+    limits.lists = lists_;
+    held.graph = read_pickle(held.bytes, limits);
     return held;
 }
 

@@ -46,6 +46,8 @@ public:
     std::vector<char> bytes(const ZipRecord& record);
     /// Throws pickle_too_large if the record is larger than a pickle may be.
     static void require_pickle(const ZipRecord& record);
+    /// Sets the reader of lists for the pickles. It must outlive this object.
+    void take_lists(ListReader* lists) noexcept { lists_ = lists; }
     /// Reads a pickle; without `checked`, does not compare the checksum. Throws pickle_too_large and what reading
     /// throws.
     HeldPickle read(const ZipRecord& record, bool checked = true);
@@ -69,6 +71,7 @@ private:
     std::string root_;
     mutable std::map<const ZipRecord*, RecordData> inflated_;
     std::set<const ZipRecord*> faulty_;
+    ListReader* lists_ = nullptr;
     std::string name_;       ///< record name of the current storage; a member, so that all names share its memory
     std::size_t after_ = 0;  ///< index of the record after the last storage's
 };

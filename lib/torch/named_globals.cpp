@@ -96,7 +96,7 @@ private:
     enum Role : unsigned { asked = 1, calls_one = 2, calls_both = 4, has_state = 8 };
 
     void add(Id id) {
-        use(pickle_.items(id));
+        use(pickle_.nodes_in(id));
         if (pickle_.kind(id) == Kind::persistent) used_[pickle_.persistent(id)] = true;
         if (pickle_.kind(id) != Kind::call) return;
         const PickleGraph::Call call = pickle_.call(id);
@@ -142,7 +142,7 @@ private:
         const Kind kind = pickle_.kind(state);
         if (kind == Kind::call || kind == Kind::persistent) return add_all(state);
         if (kind == Kind::dict) return add_attributes(state);
-        const auto parts = pickle_.items(state);
+        const auto parts = pickle_.nodes_in(state);
         if (kind != Kind::tuple || parts.size() != 2) return;
         for (const Id part : parts)
             if (pickle_.kind(part) == Kind::dict) add_attributes(part);
@@ -175,7 +175,7 @@ private:
             const Id id = open.back();
             open.pop_back();
             called_[id] = true;
-            search_all(pickle_.items(id));
+            search_all(pickle_.nodes_in(id));
             if (pickle_.kind(id) == Kind::persistent) search(pickle_.persistent(id));
             if (pickle_.kind(id) != Kind::call) continue;
             const PickleGraph::Call call = pickle_.call(id);
@@ -257,7 +257,7 @@ bool hands_on_loader(const PickleGraph& pickle) {
     };
     std::vector<PickleGraph::Id> loaded;
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        if (any_of(pickle.items(id))) return true;
+        if (any_of(pickle.nodes_in(id))) return true;
         if (pickle.kind(id) != PickleGraph::Kind::call) continue;
         const PickleGraph::Call call = pickle.call(id);
         if (is_loader(call.callee)) loaded.push_back(id);

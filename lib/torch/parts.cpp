@@ -82,19 +82,26 @@ std::string first_of(const Source& source) {
     return head;
 }
 
-Archive read_file(const Interpret& interpret, const std::shared_ptr<const Source>& source, NamedGlobals& globals) {
+Archive read_file(const Interpret& interpret, const std::shared_ptr<const Source>& source, NamedGlobals& globals,
+                  ListReader* lists) {
     ThrowFirst faults;
+    const auto read_zip = [&] {
+        ArchiveRecords records(source, faults);
+        records.take_lists(lists);
+        return read_archive_with(interpret, std::move(records), faults, &globals);
+    };
     const std::string head = first_of(*source);
-    if (head.starts_with("PK")) return read_archive_with(interpret, source, faults, &globals);
+    if (head.starts_with("PK")) return read_zip();
     if (is_legacy(head)) return read_legacy_with(interpret, source, faults, &globals);
     if (head.starts_with('\x80')) return read_plain_with(interpret, source, faults, &globals);
-    if (ends_as_zip(*source)) return read_archive_with(interpret, source, faults, &globals);
+    if (ends_as_zip(*source)) return read_zip();
     if (head.empty()) throw Error(Errc::file_truncated, "the file is empty; expected a file of torch.save");
     throw Error(Errc::unknown_format, "expected a file of torch.save");
 }
 
 /// Reads a file with `interpret`, and refuses calls that run code.
-Parts read_safe(const Interpret& interpret, const std::shared_ptr<const Source>& source, NamedGlobals* globals) {
+Parts read_safe(const Interpret& interpret, const std::shared_ptr<const Source>& source, NamedGlobals* globals,
+                ListReader* lists = nullptr) {
     return about_file(source->name(), [&] {
         const auto refusing = [&](const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
             Storages safe = storages;
@@ -102,10 +109,11 @@ Parts read_safe(const Interpret& interpret, const std::shared_ptr<const Source>&
             return interpret(pickle, safe, faults);
         };
         NamedGlobals unasked(false);
-        Archive archive = read_file(refusing, source, globals == nullptr ? unasked : *globals);
+        Archive archive = read_file(refusing, source, globals == nullptr ? unasked : *globals, lists);
         return Parts{.tree = std::move(archive.tree),
                      .notes = std::move(archive.notes),
-                     .saved_as = std::move(archive.saved_as)};
+                     .saved_as = std::move(archive.saved_as),
+                     .taken_lists = std::move(archive.taken_lists)};
     });
 }
 
@@ -119,11 +127,11 @@ Parts read_parts(const std::shared_ptr<const Source>& source, std::span<const st
     return read_safe(some, source, globals);
 }
 
-Parts read_whole(const std::shared_ptr<const Source>& source, NamedGlobals* globals) {
+Parts read_whole(const std::shared_ptr<const Source>& source, NamedGlobals* globals, ListReader* lists) {
     const auto all = [](const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
         return rebuild(pickle, storages, faults);
     };
-    return read_safe(all, source, globals);
+    return read_safe(all, source, globals, lists);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -2,6 +2,7 @@
 // rank holds much that is read for no tensor.
 #pragma once
 
+#include "pickle/list_reader.hpp"
 #include "torch/named_globals.hpp"
 
 #include <safemap/source.hpp>
@@ -22,6 +23,7 @@ struct Parts {
     /// Name of the file when it was saved, without its extension: torch names the folder in the zip after it. "archive"
     /// if the file was saved through a stream; empty if it is not a zip.
     std::string saved_as = {};
+    std::vector<StateTree::NodeId> taken_lists = {};  ///< see Rebuilt::taken_lists
 };
 
 /// Reads the values under these keys of the dictionary that a file of torch.save holds, and returns a dictionary of
@@ -43,6 +45,8 @@ Parts read_parts(const std::shared_ptr<const Source>& source, std::span<const st
                  NamedGlobals* globals = nullptr);
 
 /// Reads all of a file, whatever value it holds. Throws as read_parts() does, but never field_missing.
-Parts read_whole(const std::shared_ptr<const Source>& source, NamedGlobals* globals = nullptr);
+/// If `lists` is not null and the file is a zip, it may take lists of the pickle; then this also throws TakenValue.
+Parts read_whole(const std::shared_ptr<const Source>& source, NamedGlobals* globals = nullptr,
+                 ListReader* lists = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

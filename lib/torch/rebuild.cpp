@@ -177,6 +177,8 @@ private:
         draft_.fill([this](Id id, NodeId self) { return interpret(id, self); });
         Rebuilt out{.tree = {}, .notes = notes_of_calls(pickle_, draft_.allowance())};
         if (auto note = context_.tensors.note()) out.notes.push_back(std::move(*note));
+        for (const Id id : pickle_.taken_lists())
+            out.taken_lists.push_back(draft_.is_referred(id) ? draft_.refer(id, {}) : StateTree::no_node);
         out.tree = std::move(draft_.tree());
         return out;
     }
@@ -192,7 +194,7 @@ private:
             case Kind::bytes: return StateTree::Bytes{.bytes = std::string(pickle_.text(id))};
             case Kind::bytearray:
                 return StateTree::Bytes{.bytes = std::string(pickle_.text(id)), .mutable_array = true};
-            case Kind::list: return sequence(draft_, Sequence::Kind::list, pickle_.items(id), self);
+            case Kind::list: return sequence(draft_, Sequence::Kind::list, pickle_.nodes_in(id), self);
             case Kind::tuple: return sequence(draft_, Sequence::Kind::tuple, pickle_.items(id), self);
             case Kind::set: return sequence(draft_, Sequence::Kind::set, pickle_.items(id), self);
             case Kind::frozenset: return sequence(draft_, Sequence::Kind::frozenset, pickle_.items(id), self);

@@ -46,6 +46,9 @@ struct Rebuilt {
     StateTree tree;
     std::optional<state::FlatDict> flat = {};  ///< if set, replaces the tree
     std::vector<std::string> notes;            ///< sentences for users: calls that were not made
+    /// The nodes of lists that a ListReader took, in the order in which it took them; StateTree::no_node for one that
+    /// is not in the tree. Each is a list of those items that are nodes of the pickle.
+    std::vector<StateTree::NodeId> taken_lists = {};
 };
 
 /// Rebuilds the value of a pickle. Throws or reports bad_tensor, shape_overflow, storage_too_short and the faults of
