@@ -112,10 +112,11 @@ private:
         known = id;
         return true;
     }
-    /// Checks a class that was written before, and that something outside of lists calls.
+    /// Checks a class that was written before, and that something outside of lists calls. All lists name it by one
+    /// node, so that its calls are searched once.
     bool is_class(Id id, Id& known, std::string_view module, std::string_view name) const {
         if (id == known) return id != PickleGraph::nothing;
-        if (!is_node(id) || place_.graph.kind(id) != Kind::global) return false;
+        if (known != PickleGraph::nothing || !is_node(id) || place_.graph.kind(id) != Kind::global) return false;
         const PickleGraph::Global global = place_.graph.global(id);
         const bool fits = module.ends_with('.') ? global.module.starts_with(module) : global.module == module;
         if (!fits || global.name != name || !place_.graph.calls_any(id)) return false;
@@ -143,6 +144,7 @@ private:
         const Id id = get();
         if (is_class(id, known_.shard, "torch.distributed.", "ShardMetadata")) return shard();
         if (id == PickleGraph::nothing || (id == PickleGraph::taken && of_shards_)) return false;
+        if (is_node(id) && place_.graph.kind(id) == Kind::global) return false;
         ++shards_;
         if (of_shards_) words_.push_back(node);
         if (is_node(id)) lists_.nodes_.push_back(id);
@@ -191,22 +193,27 @@ private:
         bool ranked = false;
         while (!byte('u')) {
             const Id name = get();
-            if (name == known_.rank || is_text(name, "_rank")) {
-                if (name == PickleGraph::nothing || ranked) return false;
-                known_.rank = name;
-                ranked = true;
-                if (byte('N')) continue;
-                const auto rank = number();
-                if (!rank) return false;
-                words_[head] = *rank;
-            } else if (!is_text(name, "_worker_name") && !is_text(name, "_remote_worker_name") &&
-                       !is_text(name, "_device")) {
-                return false;
-            } else if (!device()) {
-                return false;
+            if (!is_node(name) || !(name == known_.rank || name == known_.worker || name == known_.device_name))
+                if (!learn(name)) return false;
+            if (name != known_.rank) {
+                if (!device()) return false;
+                continue;
             }
+            if (std::exchange(ranked, true)) return false;
+            if (byte('N')) continue;
+            const auto rank = number();
+            if (!rank) return false;
+            words_[head] = *rank;
         }
         return byte('b');
+    }
+    /// Keeps the name of an attribute of a _remote_device. Returns false if it is another one.
+    bool learn(Id name) {
+        if (is_text(name, "_rank")) known_.rank = name;
+        else if (is_text(name, "_device")) known_.device_name = name;
+        else if (is_text(name, "_worker_name") || is_text(name, "_remote_worker_name")) known_.worker = name;
+        else return false;
+        return true;
     }
     bool is_text(Id id, std::string_view text) const {
         return is_node(id) && place_.graph.kind(id) == Kind::text && place_.graph.text(id) == text;

@@ -110,6 +110,8 @@ private:
         PickleGraph::Id sizes = PickleGraph::nothing;
         PickleGraph::Id placement = PickleGraph::nothing;
         PickleGraph::Id rank = PickleGraph::nothing;
+        PickleGraph::Id worker = PickleGraph::nothing;
+        PickleGraph::Id device_name = PickleGraph::nothing;
     };
 
     Known known_ = {};

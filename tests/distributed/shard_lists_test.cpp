@@ -452,7 +452,13 @@ TEST_CASE("lists of other forms are not compared without end") {
         pickle += forge::text("shards_metadata") + "]q\x01("s +
                   "K\x01"
                   "e"s;
-    pickle += "u."s;
+    // Calls of two nodes of one class, which a list names in turn: they are not searched for each item.
+    const std::string shard = forge::global("torch.distributed._shard.metadata", "ShardMetadata");
+    for (int i = 0; i < 20'000; ++i) pickle += "I" + std::to_string(i) + "\ncx\ny\n)R"s;
+    for (const char* put : {"q\x02", "q\x03"}) pickle += forge::text(put) + shard + put + ")R"s;
+    pickle += forge::text("placements") + "]r"s + forge::little(1000, 4) + "("s;
+    for (int i = 0; i < 20'000; ++i) pickle += "h\x02h\x03"s;
+    pickle += "eu."s;
     const Style style{.tensors = 0};
     CHECK(taken(style, pickle).first == 0);
 }
