@@ -117,7 +117,7 @@ private:
     Known known_ = {};
     std::vector<std::uint64_t> words_ = {};
     std::vector<List> lists_ = {};
-    std::vector<PickleGraph::Id> nodes_ = {};  ///< of the last list
+    std::vector<PickleGraph::Id> nodes_ = {};  ///< nodes that the last list names
     std::size_t shards_ = 0;
     std::size_t others_ = 0;  ///< lists that were not taken
     std::unordered_map<NodeId, std::size_t> numbers_ = {};

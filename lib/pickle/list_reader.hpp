@@ -27,8 +27,8 @@ public:
         const PickleGraph& graph;
         const PickleMemo& memo;
     };
-    /// What was taken. The list sets the entries of the memo from `first_entry`, which is the list itself, up to
-    /// `end_entry`, each once.
+    /// Says what a list takes. The list sets the entries of the memo from `first_entry`, which is the list itself, up
+    /// to `end_entry`, each once.
     struct Taken {
         std::size_t bytes;
         std::uint64_t first_entry;

@@ -18,8 +18,8 @@ namespace safemap::SAFEMAP_ABI {
 
 class ListReader;
 
-/// Thrown when a value is asked for that a ListReader took. It is no Error: no file causes it that is read without a
-/// ListReader, and the caller reads the file again that way.
+/// Thrown when a value is asked for that a ListReader took. It is not an Error: no file causes it that is read without
+/// a ListReader, and the caller reads the file again that way.
 struct TakenValue : std::exception {
     const char* what() const noexcept override { return "a value that has no nodes"; }
 };

@@ -34,7 +34,7 @@ public:
         if (values_.size() <= fence()) refuse("the stack is empty");
         return values_.back();
     }
-    /// Returns the last value, or nothing if there is none above the last mark.
+    /// Returns the last value, or nothing if the stack, or what is above its last mark, is empty.
     Id top_or_nothing() const noexcept { return values_.size() <= fence() ? PickleGraph::nothing : values_.back(); }
     /// Returns the slot of the last value. The stack must not be empty.
     Id& top_place() { return values_.back(); }
