@@ -21,7 +21,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 /// The lists of one file, of the form that torch writes in protocol 2 (the default of torch.save):
 ///
-/// - `shards_metadata`: ShardMetadata objects with a _remote_device, as torch 1.12 to 2.13 pickle them
+/// - `shards_metadata`: ShardMetadata objects with a _remote_device, with slots (torch 2.13) or a dictionary
 /// - `placements` and `shards` of the sharding spec: objects of the list above, which nothing reads
 ///
 /// A list in any other form is left to the machine. A list that is taken has eight bytes for each number in it.
