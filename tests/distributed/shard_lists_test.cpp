@@ -30,7 +30,7 @@ namespace {
 struct Style {
     std::size_t ranks = 3;
     std::size_t tensors = 2;
-    std::uint64_t rows = 2;     ///< that each shard has
+    std::uint64_t rows = 2;     ///< the rows of each shard
     bool slots = true;          ///< ShardMetadata has slots, as in torch 2.13
     bool own_in_list = false;   ///< the metadata of the local shard is the object in the list
     bool device_text = false;   ///< the device is a text
