@@ -40,14 +40,15 @@ public:
           place_(place),
           of_shards_(place.key == "shards_metadata"),
           at_(place.bytes.data()),
-          end_(at_ + place.bytes.size()) {}
+          end_(at_ + place.bytes.size()),
+          words_before_(words_.size()) {}
 
     bool list() {
         if (!first_put()) return false;
         // Picklers write a thousand items at a time.
         do {
             while (!byte('e'))
-                if (!item()) return false;
+                if (!item() || memory() > place_.memory) return false;
         } while (byte('('));
         return next_ - 1 <= place_.last_entry;
     }
@@ -56,8 +57,13 @@ public:
         return {.bytes = static_cast<std::size_t>(at_ - place_.bytes.data()),
                 .first_entry = first_,
                 .end_entry = next_,
-                .memory = 0,
+                .memory = memory(),
                 .nodes = lists_.nodes_};
+    }
+    /// Returns the memory of what is kept of the list. A vector that grows has its items twice.
+    std::uint64_t memory() const noexcept {
+        return sizeof(List) +
+               2 * ((words_.size() - words_before_) * sizeof(std::uint64_t) + lists_.nodes_.size() * sizeof(Id));
     }
     std::size_t shards() const noexcept { return shards_; }
     std::size_t dimensions() const noexcept { return dimensions_ == unknown ? 0 : dimensions_; }
@@ -247,6 +253,7 @@ private:
     bool of_shards_;
     const char* at_;
     const char* end_;
+    std::size_t words_before_;
     std::uint64_t first_ = 0;
     std::uint64_t next_ = 0;
     std::size_t shards_ = 0;
@@ -262,7 +269,7 @@ std::optional<ListReader::Taken> ShardLists::take(const Place& place) {
     nodes_.clear();
     Form form(*this, place);
     const bool fits = form.list();
-    const std::size_t bytes = (words_.size() - begin) * sizeof(std::uint64_t);
+    const Taken taken = form.taken();
     if (!fits || !form.of_shards()) words_.resize(begin);
     if (!fits) {
         ++others_;
@@ -270,8 +277,6 @@ std::optional<ListReader::Taken> ShardLists::take(const Place& place) {
     }
     lists_.push_back({begin, form.shards(), form.dimensions(), form.of_shards()});
     shards_ += form.shards();
-    Taken taken = form.taken();
-    taken.memory = sizeof(List) + 2 * bytes;  // a vector that grows has its items twice
     return taken;
 }
 

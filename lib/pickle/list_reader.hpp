@@ -24,6 +24,7 @@ public:
         std::string_view key;      ///< the text before the list
         std::string_view bytes;    ///< from the byte after EMPTY_LIST to the end of the pickle
         std::uint64_t last_entry;  ///< the last entry of the memo that the list may set
+        std::uint64_t memory;      ///< the most that the reader may take for it: a longer list is left to the machine
         const PickleGraph& graph;
         const PickleMemo& memo;
     };

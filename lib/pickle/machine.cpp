@@ -225,7 +225,8 @@ private:
         const Id key = stack_.top_or_nothing();
         if (key == PickleGraph::nothing || kind(key) != Kind::text || input_.in_frame()) return false;
         const PickleGraph& graph = nodes_.graph();
-        const auto taken = lists_->take({graph.text(key), input_.rest(), input_.size(), graph, memo_});
+        const auto taken =
+            lists_->take({graph.text(key), input_.rest(), input_.size(), nodes_.allowance().left(), graph, memo_});
         if (!taken) return false;
         nodes_.allowance().spend(taken->memory);
         input_.skip(taken->bytes);
