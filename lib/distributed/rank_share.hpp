@@ -63,7 +63,7 @@ struct RankShare {
     struct Different {
         std::string path;
         StateTree::NodeId value;  ///< a node of `objects`
-        /// Of a value that only this rank has: the key in `objects`. A name cannot spell every key, such as a tuple.
+        /// The key in `objects`, set only if no other rank has the value. A name cannot spell a key that is a tuple.
         StateTree::NodeId key = StateTree::no_node;
     };
     std::vector<Different> different = {};

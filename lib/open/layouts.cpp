@@ -60,22 +60,24 @@ FileNames inside(std::string_view folder, FileNames names) {
     return names;
 }
 
+[[noreturn]] void refuse_pipeline(const FolderShape& shape, std::string_view folder) {
+    const FileNames paths = inside(folder, shape.files);
+    std::string message = (paths.size() == 1 ? "1 model" : std::to_string(paths.size()) + " models") +
+                          " of a pipeline (model_index.json): " + listed(paths);
+    if (!shape.others.empty()) message += "; without weights: " + listed(shape.others);
+    throw Error(Errc::several_models, message)
+        .with_hint("each is a model of its own: mkdir OUT; safemap convert " + shell_word(paths.front()) + ' ' +
+                   shell_word("OUT/" + shape.files.front()) + "; and so on");
+}
+
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
     // The folder's own files are listed by name. Sets, and files of an inner folder, are listed as paths that can be
     // typed.
+    if (shape.what == state::pipeline_models) refuse_pipeline(shape, folder);
     const bool sets = shape.what == "sets of rank files";
-    const bool pipeline = shape.what == state::pipeline_models;
-    const bool one = shape.files.size() == 1;  // a pipeline that lacks the others
-    std::string message =
-        (one ? "1 model" + shape.what.substr(6) : std::to_string(shape.files.size()) + ' ' + shape.what) + ": " +
-        listed(sets || shape.inside ? inside(folder, shape.files) : shape.files);
-    if (pipeline && !shape.others.empty()) message += "; without weights: " + listed(shape.others);
-    Error error(Errc::several_models, message);
+    Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
+                                          listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
     if (sets) error.with_hint("give one of these globs in quotes");
-    else if (pipeline)
-        error.with_hint("each is a model of its own: mkdir OUT; safemap convert " +
-                        shell_word(inside(folder, shape.files).front()) + ' ' +
-                        shell_word("OUT/" + shape.files.front()) + "; and so on");
     else if (shape.what == "files of weights and no index")
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
     else error.with_hint("give one of them");

@@ -121,8 +121,7 @@ std::optional<std::filesystem::path> metadata_among(std::span<const std::filesys
 bool is_of_set(const std::filesystem::path& path) {
     if (is_folder(path)) return false;
     const FileNames name = {path.filename().native()};
-    const auto sets = state::shard_sets(name);
-    return state::shape_of_files(name).kind != ShapeKind::nothing || (!sets.empty() && !sets.front().complete());
+    return state::shape_of_files(name).kind != ShapeKind::nothing || state::set_of_shard(name.front());
 }
 
 Contents read_matches(const std::filesystem::path& glob, const OpenOptions& options, FaultSink& faults) {
@@ -144,10 +143,9 @@ void note_rank(const std::filesystem::path& path, Contents& contents) {
     const std::string name = path.filename().native();
     if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
     if (auto note = note_of_shard(contents, name)) return contents.notes.push_back(std::move(*note));
-    if (const auto sets = state::shard_sets(FileNames{name}); !sets.empty() && !sets.front().complete())
-        return contents.notes.push_back("this is one of " + std::to_string(sets.front().name.shards) +
-                                        " shards; the whole checkpoint is in the files " +
-                                        excerpt(sets.front().text()));
+    if (const auto set = state::set_of_shard(name))
+        return contents.notes.push_back("this is one of " + std::to_string(set->name.shards) +
+                                        " shards; the whole checkpoint is in the files " + excerpt(set->text()));
     const auto one = state::rank_file(name);
     if (!one) return;
     std::uint64_t ranks = 0;

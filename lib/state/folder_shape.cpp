@@ -56,8 +56,6 @@ bool fits(std::string_view name, std::string_view pattern) {
                       [](char c, char p) { return p == '#' ? all_digits.find(c) != all_digits.npos : c == p; });
 }
 
-bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of(all_digits) == text.npos; }
-
 FolderShape several(FileNames names, std::string_view what, bool inside = false) {
     return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
 }
@@ -121,7 +119,7 @@ std::optional<std::uint64_t> take_number(std::string_view& text, std::string_vie
 
 bool is_rank_metadata(std::string_view name) {
     return name.starts_with("__") && name.ends_with(".metadata") &&
-           is_number(name.substr(2, name.size() - 2 - std::string_view(".metadata").size()));
+           is_digits(name.substr(2, name.size() - 2 - std::string_view(".metadata").size()));
 }
 
 MaybeShape dcp(const FolderNames& names) {
@@ -141,7 +139,7 @@ MaybeShape unfinished_dcp(const FolderNames& names) {
 bool is_item_of_rank(std::string_view name) {
     const std::string_view stem = name.substr(0, name.rfind('.'));
     const std::size_t rank = stem.rfind("_rank_");
-    return rank != stem.npos && rank > 0 && is_number(stem.substr(rank + 6));
+    return rank != stem.npos && rank > 0 && is_digits(stem.substr(rank + 6));
 }
 
 MaybeShape known_and_refused(const FolderNames& names) {
@@ -242,7 +240,7 @@ bool is_megatron_rank(std::string_view folder) { return fits(folder, "mp_rank_##
 
 bool is_iteration(std::string_view folder) {
     for (const std::string_view before : {"iter_", "global_step_"})
-        if (folder.starts_with(before) && is_number(folder.substr(before.size()))) return true;
+        if (folder.starts_with(before) && is_digits(folder.substr(before.size()))) return true;
     return folder == "release";
 }
 
@@ -250,7 +248,7 @@ bool is_iteration(std::string_view folder) {
 FolderShape iteration(const FolderNames& names, std::string_view text) {
     constexpr std::string_view pointer = "latest_checkpointed_iteration.txt";
     const std::string named(path_segment(text));
-    if (named != "release" && !is_number(named)) return bad_tag(pointer, "expected 'release' or a number");
+    if (named != "release" && !is_digits(named)) return bad_tag(pointer, "expected 'release' or a number");
     const std::string zeros(named.size() < 7 ? 7 - named.size() : 0, '0');
     const FileNames candidates =
         named == "release" ? FileNames{named} : FileNames{"iter_" + zeros + named, "global_step_" + named};

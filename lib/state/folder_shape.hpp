@@ -81,7 +81,7 @@ struct FolderShape {
 };
 
 /// FolderShape::what of the models of a pipeline. Components without weights are in `others`.
-inline constexpr std::string_view pipeline_models = "models of a pipeline (model_index.json)";
+inline constexpr std::string_view pipeline_models = "models of a pipeline";
 
 /// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);

@@ -42,7 +42,6 @@ constexpr std::string_view part = "consolidated.";
 constexpr Stem stem_of_part = {part, "model"};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
 
 const Stem* known_stem(std::string_view stem) {
     if (stem.starts_with(part) && is_digits(stem.substr(part.size()))) return &stem_of_part;
@@ -183,6 +182,8 @@ void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbe
 
 }  // namespace
 
+bool is_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
+
 std::optional<ModelName> model_name(std::string_view file) {
     if (file.starts_with('.') || shard_file(file)) return std::nullopt;
     if (auto index = index_name(file)) return index;
@@ -213,6 +214,12 @@ std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
         take_files(one, set.second);
     }
     return found;
+}
+
+std::optional<ShardSet> set_of_shard(const std::string& file) {
+    std::vector<ShardSet> sets = shard_sets(std::span(&file, 1));
+    if (sets.empty() || sets.front().complete()) return std::nullopt;
+    return std::move(sets.front());
 }
 
 Error lacks_shards(const ShardSet& set) {

@@ -46,6 +46,9 @@ struct ShardSet {
 /// Returns the sets among these names, sorted by name. Shards are numbered from 1, or from 0.
 std::vector<ShardSet> shard_sets(std::span<const std::string> names);
 
+/// Returns the set of one shard by itself. Returns nothing for a name of another kind, and for the only shard of a set.
+std::optional<ShardSet> set_of_shard(const std::string& file);
+
 /// Returns the error shard_missing for a set that is not complete.
 Error lacks_shards(const ShardSet& set);
 
@@ -62,6 +65,9 @@ struct Heads {
 /// `pytorch_model` to other stems, and these to adapters; safetensors to pickles; an index to a file, and that to
 /// shards without an index.
 Heads find_heads(std::span<const std::string> names);
+
+/// Returns true if the text is one digit or more, and nothing else.
+bool is_digits(std::string_view text);
 
 /// Returns the stem under which a model from this file is saved: "adapter_model" for "adapter_model.bin". Returns
 /// "model" for a file without a known stem, and for stems of which the libraries have another safetensors name.
