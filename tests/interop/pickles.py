@@ -28,7 +28,9 @@ import warnings
 
 from torch import _weights_only_unpickler as weights_only
 
+# A mutation can turn one _rebuild_tensor into another; safemap knows all three.
 KNOWN = [('collections', 'OrderedDict'), ('torch._utils', '_rebuild_tensor_v2'), ('torch', 'FloatStorage'),
+         ('torch._utils', '_rebuild_tensor'), ('torch._utils', '_rebuild_tensor_v3'),
          ('__builtin__', 'set'), ('builtins', 'set'), ('__builtin__', 'long'), ('_codecs', 'encode'),
          ('collections', 'defaultdict'), ('numpy.core.multiarray', 'scalar'), ('UserDict', 'OrderedDict')]
 UNKNOWN = [('os', 'system'), ('posix', 'system'), ('my', 'Thing'), ('builtins', 'eval'), ('cPickle', 'loads'),
