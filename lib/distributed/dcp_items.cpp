@@ -16,6 +16,8 @@
 #include "base/watch.hpp"
 #include "base/zstd.hpp"
 #include "distributed/read_ahead.hpp"
+#include "pickle/memory_share.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/archive.hpp"
 #include "torch/rebuild.hpp"
 
@@ -203,10 +205,17 @@ public:
     void read(const Work& work) {
         check_places();
         const Watch watch(work.monitor, "opening", 0);
-        parallel_for(plan_.batches().size(), thread_count(work.threads, item_threads), [&](std::size_t i, unsigned) {
+        const unsigned threads = thread_count(work.threads, item_threads);
+        parallel_for(plan_.batches().size(), threads, [&](std::size_t i, unsigned) {
             watch.check_stop();
+            const MemoryShare limit(PickleLimits::least_memory / threads);
             read_batch(plan_.batches()[i]);
         });
+        std::sort(large_.begin(), large_.end());
+        for (const std::size_t place : large_) {
+            watch.check_stop();
+            read_alone(place);
+        }
     }
 
     /// Reports what threads have found, in the order of the items.
@@ -243,6 +252,13 @@ private:
         // Tensors in an object have a name of their own.
         about.with_tensor(entry.tensor || error.tensor().empty() ? entry.name : entry.name + '/' + error.tensor());
         faults_.try_emplace(place, std::move(about));
+    }
+
+    /// Keeps an item for read_alone(). Until then, it counts as failed.
+    void postpone(std::size_t place) {
+        const std::lock_guard lock(mutex_);
+        failed_[place] = true;
+        large_.push_back(place);
     }
 
     // Places.
@@ -311,14 +327,28 @@ private:
         ReadAhead reader(*out_.sources[plan_.at(places.front()).file]);
         for (std::size_t i = 0; i < places.size(); ++i) {
             const bool again = i > 0 && plan_.same_place(places[i - 1], places[i]) && !failed(places[i - 1]);
-            try {
-                if (again && share(places[i - 1], places[i])) continue;
+            keeping_fault(places[i], [&] {
+                if (again && share(places[i - 1], places[i])) return;
                 if (plan_.at(places[i]).transform == 0) windows.load(i, reader);
                 read_item(places[i], reader);
-            } catch (const Error& error) {
-                if (exit_code(error.code()) != 1) throw;
-                add_fault(places[i], error);
-            }
+            });
+        }
+    }
+
+    /// Reads an item whose pickle needs more memory than the share of a thread. No other item may be read meanwhile.
+    void read_alone(std::size_t place) {
+        failed_[place] = false;
+        ReadAhead reader(*out_.sources[plan_.at(place).file]);
+        keeping_fault(place, [&] { read_item(place, reader); });
+    }
+
+    void keeping_fault(std::size_t place, const auto& read) {
+        try {
+            read();
+        } catch (const Error& error) {
+            if (MemoryShare::is_too_small(error)) return postpone(place);
+            if (exit_code(error.code()) != 1) throw;
+            add_fault(place, error);
         }
     }
 
@@ -361,12 +391,11 @@ private:
     void read_archive(std::size_t place, const OpenItem& item, std::uint32_t source, const Source& reader) {
         ThrowFirst faults;
         torch::ArchiveRecords records(item.source, item.part, reader, faults);
-        if (records.unchecked() > 0) {
-            const std::lock_guard lock(mutex_);
-            ++out_.unchecked;
-        }
+        const bool unchecked = records.unchecked() > 0;
         if (plan_.entry(place).tensor) read_tensor(place, records, item, source);
         else read_object(place, std::move(records));
+        const std::lock_guard lock(mutex_);
+        if (unchecked) ++out_.unchecked;
     }
 
     void read_tensor(std::size_t place, torch::ArchiveRecords& records, const OpenItem& item, std::uint32_t source) {
@@ -431,6 +460,7 @@ private:
     bool strict_;
     std::mutex mutex_;                          ///< guards everything below, and what items share of out_
     std::vector<bool> failed_ = {};             ///< by place
+    std::vector<std::size_t> large_ = {};       ///< places for read_alone()
     std::map<std::size_t, Error> faults_ = {};  ///< the first ones, by place
     std::multimap<std::size_t, torch::NamedGlobals> globals_ = {};
     std::vector<std::shared_ptr<const Source>> streams_ = {};

@@ -5,6 +5,7 @@
 #include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "distributed/first_failure.hpp"
+#include "pickle/memory_share.hpp"
 
 #include <exception>
 #include <utility>
@@ -42,14 +43,18 @@ void read_one(const Folder& folder, std::span<const std::string> files, std::siz
 void for_each_file(const Folder& folder, std::span<const std::string> files, const Work& work, const Read& read) {
     const Watch watch(work.monitor, "opening", 0);
     FirstFailure failure(files.size());
-    parallel_for(files.size(), thread_count(work.threads, rank_threads), [&](std::size_t i, unsigned) {
-        if (failure.is_before(i)) return;
+    parallel_for_pickles(files.size(), thread_count(work.threads, rank_threads), [&](std::size_t i) {
+        if (failure.is_before(i)) return true;
         watch.check_stop();
         try {
             read_one(folder, files, i, read);
+        } catch (const Error& error) {
+            if (MemoryShare::is_too_small(error)) return false;
+            failure.add(i, std::current_exception());
         } catch (...) {
             failure.add(i, std::current_exception());
         }
+        return true;
     });
     failure.rethrow();
 }

@@ -1,11 +1,12 @@
 // Reads several files that are one checkpoint without an index.
 #include "base/name_index.hpp"
-#include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "open/readers.hpp"
+#include "pickle/memory_share.hpp"
 #include "state/model_names.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -95,11 +96,12 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
     require_all_shards(sources);
     std::vector<OneOfThem> files(sources.size());
     const Watch watch(options.work.monitor, "opening", 0);
-    parallel_for(files.size(), options.work.threads, [&](std::size_t i, unsigned) {
+    parallel_for_pickles(files.size(), options.work.threads, [&](std::size_t i) {
         watch.check_stop();
         CollectFaults found;
         reporting(found, [&] { files[i].contents = read_file(sources[i], options, found); });
         files[i].faults = found.take();
+        return std::none_of(files[i].faults.begin(), files[i].faults.end(), MemoryShare::is_too_small);
     });
 
     std::size_t tensors = 0;

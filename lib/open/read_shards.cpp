@@ -1,11 +1,11 @@
 // Reads the shards that an index names, headers in parallel, and checks that the index and the shards agree.
 #include "base/folder.hpp"
 #include "base/name_index.hpp"
-#include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "open/readers.hpp"
 #include "open/structure.hpp"
+#include "pickle/memory_share.hpp"
 #include "safetensors/index.hpp"
 
 #include <algorithm>
@@ -214,9 +214,10 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
     const Watch watch(options.work.monitor, "opening", 0);
-    parallel_for(shards.size(), options.work.threads, [&](std::size_t i, unsigned) {
+    parallel_for_pickles(shards.size(), options.work.threads, [&](std::size_t i) {
         watch.check_stop();
         read_shard(folder, options, shards[i]);
+        return std::none_of(shards[i].faults.begin(), shards[i].faults.end(), MemoryShare::is_too_small);
     });
 
     ShardMerge merge(index, faults);

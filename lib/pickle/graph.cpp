@@ -1,5 +1,6 @@
 // Reads the nodes of a pickle's graph, and sets the limits of a pickle. Tested by tests/pickle/pickle_test.cpp.
 #include "base/text.hpp"
+#include "pickle/memory_share.hpp"
 #include "pickle/pickle.hpp"
 
 #include <algorithm>
@@ -10,8 +11,10 @@ namespace safemap::SAFEMAP_ABI {
 
 PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
     const std::uint64_t bytes = std::min(packed, most_bytes);  // so that no product below overflows
-    return {.max_bytes = std::min(std::max(least_bytes, inflation * bytes), most_bytes),
-            .max_memory = std::max(least_memory, memory_per_byte * bytes)};
+    const std::uint64_t least = MemoryShare::least();
+    constexpr std::uint64_t for_bytes = least_memory / least_bytes;
+    return {.max_bytes = std::min(std::max(least / for_bytes, inflation * bytes), most_bytes),
+            .max_memory = std::min(std::max(least, memory_per_byte * bytes), MemoryShare::most())};
 }
 
 void Allowance::exhausted() {

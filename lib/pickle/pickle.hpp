@@ -46,7 +46,7 @@ struct PickleLimits {
     ListReader* lists = nullptr;
 
     /// Returns the limits of a pickle that takes `packed` bytes of its file. The size of a file thus limits the memory
-    /// that it may need, also if the pickle is deflated.
+    /// that it may need, also if the pickle is deflated. A thread with a MemoryShare has lower limits.
     static PickleLimits of_packed(std::uint64_t packed) noexcept;
 };
 

@@ -2,6 +2,7 @@
 // tests/torch/legacy_test.cpp.
 #include "torch/embedded.hpp"
 
+#include "pickle/memory_share.hpp"
 #include "torch/globals.hpp"
 #include "torch/legacy.hpp"
 #include "torch/named_globals.hpp"
@@ -65,6 +66,7 @@ EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storage
         throw Error(Errc::bad_tensor, "invalid arguments of torch.storage._load_from_bytes; expected one bytes value");
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
+    const MemoryShare rest(allowance.left(), allowance.left());
     const LegacyFile file(bytes.source, bytes.extent,
                           collecting(storages.globals, std::string(storages.record) + ", a storage in it: "));
     const StorageId storage = storage_id(file.object(), file.object().root());

@@ -23,9 +23,9 @@ using state::Contents;
 
 namespace {
 
-Contents read(const Save& save) {
+Contents read(const Save& save, const OpenOptions& options = {}) {
     ThrowFirst faults;
-    return open::read_located(open::locate(save.folder()), {}, faults);
+    return open::read_located(open::locate(save.folder()), options, faults);
 }
 
 /// Opens a folder that saves of several ranks have written.
@@ -233,6 +233,26 @@ TEST_CASE("objects and the tensors in them have names and values") {
     CHECK(contents.tensors.size() == 2);
     CHECK(std::get<StateTree::Tensor>(tree[*tree.find("model/w")]).tensor.name() == "model.w");
     CHECK(bytes_of(tensor_of(contents, "nest/a.b/1")) == std::string("\1\2\3\4\5\6\7\10", 8));
+}
+
+TEST_CASE("objects that need more memory than the share of a thread are read, in either order") {
+    constexpr std::size_t lists = 250'000;  // 45 MiB; sixteen threads have 32 MiB each
+    const std::string large = "(" + std::string(lists, ']') + "l";
+    std::mt19937 random(11);
+    Save save;
+    save.add_object("first", large, std::vector<Step>{"first"});
+    add_tensor(save, random, "w", Dtype::f32, {2}, "12345678", {{{0}, {2}}}, 1);
+    save.add_object("last", large, std::vector<Step>{"last"});
+    for (const unsigned threads : {1U, 16U}) {
+        CAPTURE(threads);
+        const Contents contents = read(save, {.work = {.threads = threads}});
+        REQUIRE(contents.tree != nullptr);
+        for (const char* const name : {"first", "last"}) {
+            const StateTree::Node& node = (*contents.tree)[*contents.tree->find(name)];
+            CHECK(std::get<StateTree::Sequence>(node).items.size() == lists);
+        }
+        CHECK((bytes_of(tensor_of(contents, "w")) == "12345678"));
+    }
 }
 
 TEST_CASE("a name that a tensor in an object would share with a tensor is refused or made unlike") {

@@ -113,6 +113,42 @@ TEST_CASE("the first error in the order of the files is thrown, with the path of
     }
 }
 
+TEST_CASE("a file whose pickle needs more memory than a share is read again alone, in its place among the errors") {
+    const Ranks ranks(40);
+    const auto files = ranks.list();
+    for (const std::size_t bad : {std::size_t{12}, std::size_t{35}}) {
+        CAPTURE(bad);
+        std::vector<int> calls(files.size());
+        std::atomic<int> running = 0;
+        std::atomic<bool> beside = false;
+        const auto error = error_of([&] {
+            for_each_file(ranks, files, {.threads = 4}, [&](std::size_t i, const auto&) {
+                const bool others = ++running > 1;
+                const bool again = ++calls[i] == 2;
+                if (again && others) beside = true;
+                nap();
+                --running;
+                if (i % 10 == 4 && !again) throw Error(Errc::pickle_too_large, "a share");
+                if (i == bad) throw Error(Errc::bad_tensor, "no");
+                if (i == 24 && again) throw Error(Errc::pickle_too_large, "the whole limit");
+            });
+        });
+        REQUIRE(error.has_value());
+        CHECK(!beside);
+        CHECK(error->message() == (bad == 12 ? "no" : "the whole limit"));
+        CHECK(error->path() == "run/tag/rank_" + std::to_string(bad == 12 ? 12 : 24));
+        CHECK(calls[4] == 2);
+        if (bad == 12) CHECK(calls[14] < 2);
+        else CHECK(calls[14] == 2);
+    }
+    const auto alone = error_of([&] {
+        for_each_file(ranks, ranks.list(), {.threads = 1},
+                      [](auto, const auto&) { throw Error(Errc::pickle_too_large, "all of it"); });
+    });
+    REQUIRE(alone.has_value());
+    CHECK(alone->path() == "run/tag/rank_0");
+}
+
 TEST_CASE("an error keeps the path that it has, and other exceptions pass") {
     const Ranks ranks(3);
     const auto error = error_of([&] {

@@ -9,6 +9,7 @@
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
+#include "pickle/memory_share.hpp"
 #include "soak.hpp"
 
 #include <atomic>
@@ -457,6 +458,28 @@ TEST_CASE("storages that share one text are each charged for their size") {
     bool bounded = false;
     for (const Error& fault : faults.faults()) bounded = bounded || fault.code() == Errc::pickle_too_large;
     CHECK(bounded);
+}
+
+TEST_CASE("the pickles of a storage inside a pickle have the memory that is left of the pickle around it") {
+    const auto lists = [](std::size_t count) { return "(" + std::string(count, ']') + "l"; };
+    const auto opens = [&](std::size_t around, std::size_t inside) {
+        Legacy file = eight();
+        file.object = storage("ByteStorage", "a", 8);
+        file.machine = lists(inside);
+        const std::string inner = forge::call("torch.storage", "_load_from_bytes", {as_bytes(file.join())});
+        const std::string outer = forge::dict({forge::text("lists"), lists(around), forge::text("x"),  //
+                                               bytes_tensor(inner, 0, 8)});
+        const MemoryShare limit(8 << 20);
+        return error_of([&] { fixtures::open("\x80\x03" + outer + "."); });
+    };
+    CHECK(!opens(0, 10'000));
+    CHECK(!opens(10'000, 10'000));
+    CHECK(!opens(28'000, 0));
+    for (const std::size_t inside : {28'000, 100'000}) {
+        const auto error = opens(28'000, inside);
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::pickle_too_large);
+    }
 }
 
 TEST_CASE("legacy files and plain pickles with random bytes changed are read or refused, and nothing worse") {

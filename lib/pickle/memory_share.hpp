@@ -1,0 +1,44 @@
+// One limit for the memory of pickles that are read side by side: each thread gets a share of it, and a pickle that
+// needs more than a share is read again when no other is read.
+#pragma once
+
+#include <safemap/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace safemap::SAFEMAP_ABI {
+
+/// The memory that pickles may take on this thread while the object lives, in bytes. PickleLimits::of_packed() follows
+/// it. Objects of one thread nest, and end in the reverse order.
+class MemoryShare {
+public:
+    static constexpr std::uint64_t no_limit = UINT64_MAX;
+
+    /// A pickle may take `least`, and a large one, memory in proportion to its bytes in the file, but never more than
+    /// `most`. Neither is more than the object around this one gives.
+    explicit MemoryShare(std::uint64_t least, std::uint64_t most = no_limit) noexcept;
+    ~MemoryShare();
+    MemoryShare(const MemoryShare&) = delete;
+    MemoryShare& operator=(const MemoryShare&) = delete;
+
+    static std::uint64_t least() noexcept;
+    static std::uint64_t most() noexcept;
+    /// Returns true if the error says that a pickle needs more memory, and the innermost object gives it less than what
+    /// is around the object: reading it again outside may help.
+    static bool is_too_small(const Error& error) noexcept;
+
+private:
+    std::uint64_t least_;
+    std::uint64_t most_;
+    const MemoryShare* outer_;
+};
+
+/// Calls read(i) for every i in [0, count) on at most `threads` threads, as parallel_for() does. Each thread has an
+/// equal share of the memory that a small pickle may take: together they take no more than one alone may. read()
+/// returns false if its share was too small. Then, after all others, it is called once more on the calling thread, in
+/// the order of the numbers, without the limit of a share; what it returns then does not count.
+void parallel_for_pickles(std::size_t count, unsigned threads, const std::function<bool(std::size_t)>& read);
+
+}  // namespace safemap::SAFEMAP_ABI
