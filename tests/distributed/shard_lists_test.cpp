@@ -5,6 +5,7 @@
 #include "distributed/rank_forge.hpp"
 #include "distributed/read_rank_files.hpp"
 #include "doctest_safemap.hpp"
+#include "pickle/memory_share.hpp"
 #include "soak.hpp"
 #include "torch/fixtures.hpp"
 #include "torch/parts.hpp"
@@ -325,6 +326,21 @@ TEST_CASE("lists of shards are taken in every form that torch gives them, and th
     const Style many{.ranks = 1003, .tensors = 1};
     CHECK(taken(many, pickle(many, 7)).first == 2);
     CHECK(taken(many, pickle(many, 7)).second < 5000);
+}
+
+TEST_CASE("a list that is longer than the pickle's memory is not taken") {
+    const Style many{.ranks = 10'000, .tensors = 1, .spec = false};
+    const auto source = fixtures::source(file(many, 0, pickle(many, 7)), "rank_0.pt");
+    for (const std::uint64_t memory : {std::uint64_t{256} << 10, std::uint64_t{16} << 20}) {
+        CAPTURE(memory);
+        const MemoryShare limit(memory, memory);
+        ShardLists lists;
+        const auto error = error_of([&] { static_cast<void>(torch::read_whole(source, nullptr, &lists)); });
+        // Each shard has five numbers, in a vector that grows: 800 KB in all.
+        CHECK(lists.empty() == (memory < 1 << 20));
+        CHECK(error.has_value() == (memory < 1 << 20));
+        if (error) CHECK(error->code() == Errc::pickle_too_large);
+    }
 }
 
 TEST_CASE("one difference in a list gives the error that the machine's reading gives") {
