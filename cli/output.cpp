@@ -106,7 +106,7 @@ std::string count_text(std::uint64_t count, std::string_view noun) {
 
 JsonWriter& JsonWriter::key(std::string_view name) {
     value(name);
-    text_ += ": ";
+    block() += ": ";
     after_key_ = true;
     return *this;
 }
@@ -117,27 +117,33 @@ JsonWriter& JsonWriter::value(double number) {
 
 JsonWriter& JsonWriter::open(char bracket) {
     separate();
-    text_ += bracket;
+    block() += bracket;
     first_ = true;
     return *this;
 }
 
 JsonWriter& JsonWriter::close(char bracket) {
-    text_ += bracket;
+    block() += bracket;
     first_ = false;
     return *this;
 }
 
 JsonWriter& JsonWriter::raw(std::string_view text) {
     separate();
-    text_ += text;
+    block() += text;
     return *this;
 }
 
 void JsonWriter::separate() {
-    if (!first_ && !after_key_) text_ += ", ";
+    if (!first_ && !after_key_) block() += ", ";
     first_ = false;
     after_key_ = false;
+}
+
+std::string& JsonWriter::block() {
+    constexpr std::size_t full = 1U << 20;
+    if (blocks_.empty() || blocks_.back().size() >= full) blocks_.emplace_back();
+    return blocks_.back();
 }
 
 void write_error_members(JsonWriter& json, const Error& error) {
@@ -214,7 +220,7 @@ void Console::announce(std::string_view text) {
 }
 
 void Console::result(const JsonWriter& object) {
-    print(object.text());
+    for (const std::string& block : object.blocks()) print(block);
     print("\n");
 }
 

@@ -60,16 +60,19 @@ public:
 
     template <class T> JsonWriter& member(std::string_view name, const T& of) { return key(name).value(of); }
 
-    const std::string& text() const& noexcept { return text_; }
-    const std::string& text() const&& = delete;
+    /// Returns the text in blocks: one that grows would be in memory three times while it is copied.
+    const std::vector<std::string>& blocks() const& noexcept { return blocks_; }
+    const std::vector<std::string>& blocks() const&& = delete;
 
 private:
     JsonWriter& open(char bracket);
     JsonWriter& close(char bracket);
     JsonWriter& raw(std::string_view text);
     void separate();
+    /// Returns the block to append to.
+    std::string& block();
 
-    std::string text_;
+    std::vector<std::string> blocks_;
     bool first_ = true;  // true until the innermost object or array has a member
     bool after_key_ = false;
 };

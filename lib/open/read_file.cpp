@@ -4,6 +4,8 @@
 #include "open/layouts.hpp"
 
 #include <filesystem>
+#include <optional>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
 
@@ -33,26 +35,38 @@ Contents read_by_itself(const std::shared_ptr<const Source>& source, const OpenO
     });
 }
 
-/// Returns the contents as a plain file, also if the classes in it are those of torch.distributed, which only
-/// read_part() knows.
-Contents read_loosely(const std::shared_ptr<const Source>& source, OpenOptions options) {
-    options.strict_globals = false;
-    Contents contents;
-    CollectFaults unused;
-    reporting(unused, [&] { contents = read_by_itself(source, options, unused); });
-    return contents;
+/// Returns the whole tensors of a file of a rank; nothing if `plain` is no such file.
+std::optional<Contents> read_whole(const std::shared_ptr<const Source>& source, const Contents& plain,
+                                   const OpenOptions& options) {
+    if (plain.format != Format::torch || plain.sources.empty()) return std::nullopt;
+    return about_file(source->name(), [&] { return read_part(source, plain, options); });
+}
+
+/// Reads a file whose classes may be those of torch.distributed, which only read_part() knows: what is strict about
+/// other classes does not say whether the file is that of a rank.
+Contents read_strictly(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+    CollectFaults found;
+    Contents strict;
+    reporting(found, [&] { strict = read_by_itself(source, options, found); });
+    Contents loose;
+    if (!found.faults().empty()) {
+        OpenOptions without = options;
+        without.strict_globals = false;
+        CollectFaults unused;
+        reporting(unused, [&] { loose = read_by_itself(source, without, unused); });
+    }
+    if (auto whole = read_whole(source, found.faults().empty() ? strict : loose, options)) return *std::move(whole);
+    for (Error& error : found.take()) faults.fault(std::move(error));
+    return strict;
 }
 
 }  // namespace
 
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     if (options.as_parts) return read_by_itself(source, options, faults);
-    Contents contents =
-        options.strict_globals ? read_loosely(source, options) : read_by_itself(source, options, faults);
-    if (contents.format == Format::torch && !contents.sources.empty())
-        if (auto whole = about_file(source->name(), [&] { return read_part(source, contents, options); }))
-            return *std::move(whole);
-    if (options.strict_globals) return read_by_itself(source, options, faults);
+    if (options.strict_globals) return read_strictly(source, options, faults);
+    Contents contents = read_by_itself(source, options, faults);
+    if (auto whole = read_whole(source, contents, options)) return *std::move(whole);
     return contents;
 }
 

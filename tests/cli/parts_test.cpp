@@ -15,12 +15,23 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace parts_test {
 
 using namespace safemap;
 using namespace safemap::cli;
+
+namespace {
+
+std::string text_of(const JsonWriter& json) {
+    std::string text;
+    for (const std::string& block : json.blocks()) text += block;
+    return text;
+}
+
+}  // namespace
 
 TEST_SUITE("parse") {
     TEST_CASE("a call is printed so that a shell reads the same words") {
@@ -199,7 +210,21 @@ TEST_SUITE("json") {
         json.begin_object().end_object().begin_object().member("d", true).end_object().end_array();
         json.key("e").begin_array().end_array().member("f", std::vector<std::vector<int>>{{1}, {}, {2, 3}});
         json.end_object();
-        CHECK(json.text() == R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
+        CHECK(text_of(json) == R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
+    }
+
+    TEST_CASE("a long text is in blocks, none of which is large") {
+        JsonWriter json;
+        std::string wanted = "[";
+        json.begin_array();
+        for (int i = 0; i < 400'000; ++i) {
+            json.value(i);
+            wanted += (i == 0 ? "" : ", ") + std::to_string(i);
+        }
+        json.end_array();
+        CHECK((text_of(json) == wanted + "]"));
+        CHECK(json.blocks().size() == wanted.size() / (1 << 20) + 1);
+        for (const std::string& block : json.blocks()) CHECK(block.size() <= (1 << 20) + 16);
     }
 
     TEST_CASE("integers are exact, and other numbers round-trip") {
@@ -208,14 +233,14 @@ TEST_SUITE("json") {
         json.value(std::numeric_limits<std::uint64_t>::max()).value(-7).value(0.1).value(1e300);
         json.value(std::numeric_limits<double>::quiet_NaN()).value(std::numeric_limits<double>::infinity());
         json.end_array();
-        CHECK(json.text() == "[18446744073709551615, -7, 0.1, 1e+300, null, null]");
+        CHECK(text_of(json) == "[18446744073709551615, -7, 0.1, 1e+300, null, null]");
     }
 
     TEST_CASE("any bytes become a valid UTF-8 string") {
         const auto text = [](std::string_view bytes) {
             JsonWriter json;
             json.value(bytes);
-            return json.text();
+            return text_of(json);
         };
         CHECK(text("a\"b\\c\n\t\x01\x7f") == R"("a\"b\\c\n\t\u0001\u007f")");
         CHECK(text(std::string_view("a\0b", 3)) == R"("a\u0000b")");
@@ -234,7 +259,7 @@ TEST_SUITE("json") {
             json.begin_object();
             write_error_members(json, error);
             json.end_object();
-            return json.text();
+            return text_of(json);
         };
         CHECK(text(Error(Errc::no_space, "full")) == R"({"code": "no_space", "message": "full"})");
         CHECK(text(Error(Errc::size_mismatch, "m").with_path("p").with_tensor("t").with_hint("h")) ==
