@@ -48,25 +48,6 @@ bool has_colours(int descriptor) {
     return ::isatty(descriptor) == 1 && term != nullptr && std::strcmp(term, "dumb") != 0;
 }
 
-/// Returns one word for a shell, which reads it as it is.
-std::string shell_word(std::string_view word) {
-    const auto is_plain = [](char c) {
-        constexpr std::string_view harmless = "%+,-./:=@_";
-        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-        return letter || (c >= '0' && c <= '9') || harmless.find(c) != harmless.npos;
-    };
-    if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
-    // A message escapes such characters, also inside of '...'.
-    const bool shown_as_it_is = printable(word) == word;
-    std::string text = shown_as_it_is ? "'" : "$'";
-    for (const char c : word) {
-        if (shown_as_it_is && c == '\'') text += R"('\'')";
-        else if (shown_as_it_is || is_plain(c) || c == ' ') text += c;
-        else text += fmt::format("\\{:03o}", static_cast<unsigned char>(c));
-    }
-    return text + '\'';
-}
-
 }  // namespace
 
 std::string warned(std::string_view text) {

@@ -128,10 +128,15 @@ std::string shell_word(std::string_view text) {
                std::string_view("%+,-./:=@_").find(c) != std::string_view::npos;
     };
     if (!text.empty() && std::all_of(text.begin(), text.end(), is_plain)) return std::string(text);
-    std::string word = "'";
+    const bool shown_as_it_is = printable(text) == text;
+    std::string word = shown_as_it_is ? "'" : "$'";
     for (const char c : text) {
-        if (c == '\'') word += "'\\''";
-        else word += c;
+        const auto byte = static_cast<unsigned char>(c);
+        if (shown_as_it_is && c == '\'') word += R"('\'')";
+        else if (shown_as_it_is || is_plain(c) || c == ' ') word += c;
+        else
+            for (const unsigned shift : {9U, 6U, 3U, 0U})
+                word += shift == 9 ? '\\' : static_cast<char>('0' + (byte >> shift & 7U));
     }
     return word + '\'';
 }

@@ -23,8 +23,6 @@ bool is_control(std::uint32_t character) noexcept;
 void append_utf8(std::string& out, std::uint32_t code);
 /// Returns a name for messages: printable, at most 200 bytes, then "…".
 std::string excerpt(std::string_view text);
-/// Returns the text as one word of a shell: as it is if no character has a meaning there, else in quotes.
-std::string shell_word(std::string_view text);
 /// Returns "'name'", where the name is an excerpt().
 std::string quoted(std::string_view text);
 /// Returns "a, b and 3 more": the first `most` names, each as an excerpt(), and how many more there are.

@@ -6,6 +6,7 @@
 #include "open/readers.hpp"
 #include "state/model_names.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -9,6 +9,8 @@
 #include "distributed/zero_files.hpp"
 #include "open/readers.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>

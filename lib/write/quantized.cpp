@@ -6,6 +6,7 @@
 #include "checkpoint/origin.hpp"
 #include "tensor/convert.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Escapes untrusted text for a terminal, a log or JSON.
+// Escapes untrusted text for a terminal, a log, JSON or a shell.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -20,5 +20,8 @@ SAFEMAP_API std::string printable(std::string_view text, std::size_t limit = sta
 /// Returns `text` as a JSON string, including the quotes. The characters that printable() escapes become escapes such
 /// as `\u001b`; bytes that are not UTF-8 become U+FFFD. Linear.
 SAFEMAP_API std::string json_quoted(std::string_view text);
+/// Returns `text` as one word of a shell (bash, zsh): as it is if no character has a meaning there, else as '...'. Text
+/// that printable() changes becomes $'...' with octal escapes, which messages show as they are. Linear.
+SAFEMAP_API std::string shell_word(std::string_view text);
 
 }  // namespace safemap::SAFEMAP_ABI
