@@ -1,19 +1,32 @@
 // Loops that the compiler vectorises. F32 values may have any alignment, so they are loaded and stored as bytes.
 #include "tensor/scale.hpp"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
 namespace safemap::SAFEMAP_ABI {
 
+namespace {
+
+/// Returns the bits of value * scale. Of two NaNs, a processor returns the first operand, and the compiler chooses
+/// which that is, otherwise in a vector than in the rest of a row. Here it is always the value, as in torch.
+std::uint32_t product(std::uint32_t value, float scale) noexcept {
+    constexpr std::uint32_t quiet = 0x0040'0000;
+    const auto number = std::bit_cast<float>(value);
+    return number != number ? value | quiet : std::bit_cast<std::uint32_t>(number * scale);
+}
+
+}  // namespace
+
 void multiply(std::span<std::byte> values, float scale) noexcept {
     std::byte* const out = values.data();
     const std::size_t count = values.size() / sizeof(float);
     for (std::size_t i = 0; i < count; ++i) {
-        float value;
-        std::memcpy(&value, out + i * sizeof(float), sizeof(float));
-        value *= scale;
-        std::memcpy(out + i * sizeof(float), &value, sizeof(float));
+        std::uint32_t value;
+        std::memcpy(&value, out + i * sizeof value, sizeof value);
+        value = product(value, scale);
+        std::memcpy(out + i * sizeof value, &value, sizeof value);
     }
 }
 
@@ -22,12 +35,12 @@ void multiply(std::span<std::byte> values, std::span<const std::byte> scales) no
     const std::byte* __restrict const in = scales.data();
     const std::size_t count = values.size() / sizeof(float);
     for (std::size_t i = 0; i < count; ++i) {
-        float value;
+        std::uint32_t value;
         float scale;
-        std::memcpy(&value, out + i * sizeof(float), sizeof(float));
-        std::memcpy(&scale, in + i * sizeof(float), sizeof(float));
-        value *= scale;
-        std::memcpy(out + i * sizeof(float), &value, sizeof(float));
+        std::memcpy(&value, out + i * sizeof value, sizeof value);
+        std::memcpy(&scale, in + i * sizeof scale, sizeof scale);
+        value = product(value, scale);
+        std::memcpy(out + i * sizeof value, &value, sizeof value);
     }
 }
 

@@ -8,7 +8,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Multiplies each F32 of `values` by `scale`, rounding to nearest, as torch does. `values` may have any alignment.
+/// Multiplies each F32 of `values` by `scale`, rounding to nearest, as torch does. `values` may have any alignment. A
+/// NaN stays the NaN that it is, whatever the scale is, but quiet.
 void multiply(std::span<std::byte> values, float scale) noexcept;
 /// Multiplies each F32 of `values` by the F32 at the same position of `scales`, which has as many.
 void multiply(std::span<std::byte> values, std::span<const std::byte> scales) noexcept;

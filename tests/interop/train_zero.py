@@ -17,11 +17,13 @@ class Net(torch.nn.Module):
         self.embed = torch.nn.Embedding(23, 7)
         self.up = torch.nn.Linear(7, 11)
         self.down = torch.nn.Linear(11, 7)
+        twice = torch.nn.Linear(11, 11)
+        self.body = torch.nn.Sequential(twice, torch.nn.ReLU(), twice)
         self.gain = torch.nn.Parameter(torch.ones(1))
         self.register_buffer('seen', torch.tensor(5))
 
     def forward(self, x):
-        return (self.down(torch.relu(self.up(self.embed(x)))) * self.gain).square().mean()
+        return (self.down(self.body(torch.relu(self.up(self.embed(x))))) * self.gain).square().mean()
 
 
 def live(engine):
