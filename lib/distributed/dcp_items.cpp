@@ -27,6 +27,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -206,12 +207,12 @@ public:
         check_places();
         const Watch watch(work.monitor, "opening", 0);
         const unsigned threads = thread_count(work.threads, item_threads);
+        share_ = MemoryShare::least() / threads;
         parallel_for(plan_.batches().size(), threads, [&](std::size_t i, unsigned) {
             watch.check_stop();
-            const MemoryShare limit(PickleLimits::least_memory / threads);
             read_batch(plan_.batches()[i]);
         });
-        std::sort(large_.begin(), large_.end());
+        share_ = MemoryShare::least();
         for (const std::size_t place : large_) {
             watch.check_stop();
             read_alone(place);
@@ -258,7 +259,7 @@ private:
     void postpone(std::size_t place) {
         const std::lock_guard lock(mutex_);
         failed_[place] = true;
-        large_.push_back(place);
+        large_.insert(place);
     }
 
     // Places.
@@ -326,9 +327,8 @@ private:
         if (places.empty()) return;
         ReadAhead reader(*out_.sources[plan_.at(places.front()).file]);
         for (std::size_t i = 0; i < places.size(); ++i) {
-            const bool again = i > 0 && plan_.same_place(places[i - 1], places[i]) && !failed(places[i - 1]);
             keeping_fault(places[i], [&] {
-                if (again && share(places[i - 1], places[i])) return;
+                if (i > 0 && repeats(places[i - 1], places[i])) return;
                 if (plan_.at(places[i]).transform == 0) windows.load(i, reader);
                 read_item(places[i], reader);
             });
@@ -339,17 +339,42 @@ private:
     void read_alone(std::size_t place) {
         failed_[place] = false;
         ReadAhead reader(*out_.sources[plan_.at(place).file]);
-        keeping_fault(place, [&] { read_item(place, reader); });
+        keeping_fault(place, [&] {
+            if (place == 0 || !repeats(place - 1, place)) read_item(place, reader);
+        });
     }
 
     void keeping_fault(std::size_t place, const auto& read) {
+        const MemoryShare limit(share_);
+        std::optional<Error> fault;
         try {
             read();
         } catch (const Error& error) {
-            if (MemoryShare::is_too_small(error)) return postpone(place);
-            if (exit_code(error.code()) != 1) throw;
-            add_fault(place, error);
+            fault = error;
         }
+        if (MemoryShare::was_too_small()) return postpone(place);
+        if (!fault) return;
+        if (exit_code(fault->code()) != 1) throw Error(*fault);
+        add_fault(place, *fault);
+    }
+
+    /// Does for an item what was done for the item before it, if that is in the same place. Returns false if the item
+    /// must be read itself. So it is with a tensor whose fault may be that it does not fit its chunk.
+    bool repeats(std::size_t before, std::size_t place) {
+        if (!plan_.same_place(before, place)) return false;
+        if (!failed(before)) return share(before, place);
+        std::optional<Error> fault;
+        {
+            const std::lock_guard lock(mutex_);
+            if (large_.contains(before) && large_.insert(place).second) return failed_[place] = true;
+            const auto found = faults_.find(before);
+            if (found != faults_.end() && !plan_.entry(before).tensor && !plan_.entry(place).tensor)
+                fault = Error(found->second.code(), found->second.message())
+                            .with_hint(found->second.hint())
+                            .with_path(found->second.path());
+        }
+        if (fault) add_fault(place, *fault);
+        return fault.has_value();
     }
 
     /// Gives an item what the item before it, which is in the same place, holds. Returns false if that was read as
@@ -460,7 +485,8 @@ private:
     bool strict_;
     std::mutex mutex_;                          ///< guards everything below, and what items share of out_
     std::vector<bool> failed_ = {};             ///< by place
-    std::vector<std::size_t> large_ = {};       ///< places for read_alone()
+    std::set<std::size_t> large_ = {};          ///< places for read_alone()
+    std::uint64_t share_ = 0;                   ///< the memory that a small pickle may take, in bytes
     std::map<std::size_t, Error> faults_ = {};  ///< the first ones, by place
     std::multimap<std::size_t, torch::NamedGlobals> globals_ = {};
     std::vector<std::shared_ptr<const Source>> streams_ = {};

@@ -44,17 +44,13 @@ void for_each_file(const Folder& folder, std::span<const std::string> files, con
     const Watch watch(work.monitor, "opening", 0);
     FirstFailure failure(files.size());
     parallel_for_pickles(files.size(), thread_count(work.threads, rank_threads), [&](std::size_t i) {
-        if (failure.is_before(i)) return true;
+        if (failure.is_before(i)) return;
         watch.check_stop();
         try {
             read_one(folder, files, i, read);
-        } catch (const Error& error) {
-            if (MemoryShare::is_too_small(error)) return false;
-            failure.add(i, std::current_exception());
         } catch (...) {
-            failure.add(i, std::current_exception());
+            if (!MemoryShare::was_too_small()) failure.add(i, std::current_exception());
         }
-        return true;
     });
     failure.rethrow();
 }

@@ -14,9 +14,9 @@
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// Calls read(i, source) for every file files[i] below the folder, on several threads at once: once, or once more when
-/// no other call runs if it throws pickle_too_large because its pickle needs more than the share of a thread
-/// (pickle/memory_share.hpp). At most `work.threads` calls run at a time, and never more than 8: what a call holds of
-/// its file is in memory. Errors get the path of their file.
+/// no other call runs if its pickle needs more memory than the share of a thread (pickle/memory_share.hpp). At most
+/// `work.threads` calls run at a time, and never more than 8: what a call holds of its file is in memory. Errors get
+/// the path of their file.
 ///
 /// Rethrows the exception of the first file, in the order of `files`, whose call throws or that cannot be opened;
 /// files after it may or may not be read. Throws rank_missing if there is no such file or if it is something else, such

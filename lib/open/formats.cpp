@@ -285,7 +285,7 @@ std::string_view torch_takes_for(const Source& source) {
     for (std::uint64_t window = 512; window <= most; window *= 32) {
         const std::string bytes = read_range(source, 0, window);
         const PickleTrial trial = try_pickle(bytes, source.size() - bytes.size());
-        if (trial.names_global) return "a pickle";
+        if (trial.names_global || trial.too_large) return "a pickle";
         if (!trial.goes_on || bytes.size() == source.size()) return {};
     }
     return "a pickle";

@@ -6,7 +6,6 @@
 #include "pickle/memory_share.hpp"
 #include "state/model_names.hpp"
 
-#include <algorithm>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -101,7 +100,7 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
         CollectFaults found;
         reporting(found, [&] { files[i].contents = read_file(sources[i], options, found); });
         files[i].faults = found.take();
-        return std::none_of(files[i].faults.begin(), files[i].faults.end(), MemoryShare::is_too_small);
+        state::drop_tree(files[i].contents);
     });
 
     std::size_t tensors = 0;

@@ -54,6 +54,7 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) 
         shard.missing = source == nullptr;
         shard.path = source ? source->name() : folder.name() + "/" + shard.name;
         if (source) shard.contents = read_file(source, options, faults);
+        state::drop_tree(shard.contents);
     });
     shard.faults = faults.take();
 }
@@ -217,7 +218,6 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     parallel_for_pickles(shards.size(), options.work.threads, [&](std::size_t i) {
         watch.check_stop();
         read_shard(folder, options, shards[i]);
-        return std::none_of(shards[i].faults.begin(), shards[i].faults.end(), MemoryShare::is_too_small);
     });
 
     ShardMerge merge(index, faults);

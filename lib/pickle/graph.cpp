@@ -19,6 +19,7 @@ PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
 
 void Allowance::exhausted() {
     left_ = 0;
+    MemoryShare::exceed();
     throw Error(Errc::pickle_too_large,
                 "the pickle needs more memory than " + bytes_text(all_) + ", the limit for its size");
 }

@@ -44,7 +44,9 @@ public:
             run_all();
             return {.names_global = nodes_.has_globals()};
         } catch (const Error& error) {
-            return {.names_global = nodes_.has_globals(), .goes_on = error.code() == Errc::pickle_truncated};
+            return {.names_global = nodes_.has_globals(),
+                    .goes_on = error.code() == Errc::pickle_truncated,
+                    .too_large = nodes_.allowance().left() == 0};
         }
     }
 

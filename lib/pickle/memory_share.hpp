@@ -2,7 +2,7 @@
 // needs more than a share is read again when no other is read.
 #pragma once
 
-#include <safemap/error.hpp>
+#include <safemap/api.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,20 +25,24 @@ public:
 
     static std::uint64_t least() noexcept;
     static std::uint64_t most() noexcept;
-    /// Returns true if the error says that a pickle needs more memory, and the innermost object gives it less than what
-    /// is around the object: reading it again outside may help.
-    static bool is_too_small(const Error& error) noexcept;
+    /// Notes that a pickle needs more than it may take. Limits call it before they throw, so that it is known also
+    /// where nobody reports the error.
+    static void exceed() noexcept;
+    /// Returns true if exceed() was called since the innermost object exists, and what is around that object gives
+    /// more: what was read is to be read again there.
+    static bool was_too_small() noexcept;
 
 private:
     std::uint64_t least_;
     std::uint64_t most_;
-    const MemoryShare* outer_;
+    bool exceeded_ = false;
+    MemoryShare* outer_;
 };
 
 /// Calls read(i) for every i in [0, count) on at most `threads` threads, as parallel_for() does. Each thread has an
-/// equal share of the memory that a small pickle may take: together they take no more than one alone may. read()
-/// returns false if its share was too small. Then, after all others, it is called once more on the calling thread, in
-/// the order of the numbers, without the limit of a share; what it returns then does not count.
-void parallel_for_pickles(std::size_t count, unsigned threads, const std::function<bool(std::size_t)>& read);
+/// equal share of the memory that a small pickle may take: together they take no more than one alone may. If the share
+/// was too small, read(i) is called once more after all others, on the calling thread, in the order of the numbers,
+/// without the limit of a share. It must replace what the first call has read.
+void parallel_for_pickles(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& read);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -183,6 +183,7 @@ PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits 
 struct PickleTrial {
     bool names_global = false;  ///< true if a class or function is named before STOP or the first fault
     bool goes_on = false;       ///< true if the bytes end before STOP and without a fault
+    bool too_large = false;     ///< true if it needs more memory than it may take, and was not read to its end
 };
 /// Reads `bytes`, the beginning of a file with `follow` more bytes. Returns a fault instead of throwing it.
 PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow);

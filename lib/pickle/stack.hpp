@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pickle/input.hpp"
+#include "pickle/memory_share.hpp"
 #include "pickle/pickle.hpp"
 
 #include <algorithm>
@@ -143,8 +144,10 @@ private:
     Id& added(std::uint64_t index) {
         if (index > input_.size()) {
             // CPython holds an array of all entries up to the last, so an index this large is refused.
-            if (index > max_memory_ / entry_cost)
+            if (index > max_memory_ / entry_cost) {
+                MemoryShare::exceed();
                 throw input_.fault(Errc::pickle_bad_memo, "memo index " + std::to_string(index) + " is too large");
+            }
             const auto [entry, fresh] = far_.try_emplace(index, PickleGraph::nothing);
             if (fresh) allowance_.spend(far_entry_cost);
             return entry->second;

@@ -61,6 +61,11 @@ void set_named_tree(Contents& contents, StateTree tree, const NodeNames& names) 
     set_flat_state(contents, std::move(tree), std::move(flat));
 }
 
+void drop_tree(Contents& contents) {
+    contents.tree.reset();
+    contents.late_tree.reset();
+}
+
 void Joined::add(Contents& one, const std::string& name) {
     const auto unknown_to_one = [&](const auto& pair) {
         return !std::binary_search(one.metadata.begin(), one.metadata.end(), pair);
@@ -70,7 +75,6 @@ void Joined::add(Contents& one, const std::string& name) {
     contents.has_metadata = contents.has_metadata || one.has_metadata;
     if (one.format == Format::torch) contents.format = Format::torch;
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
-    // A checkpoint of several files has no tree.
     for (const std::string& text : one.lost_without_structure)
         contents.notes.push_back(name + ": only tensors are read; " + text);
     contents.files.push_back(name);

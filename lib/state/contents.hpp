@@ -102,6 +102,8 @@ template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
+/// Frees the tree of one file of several: a checkpoint of several files has none.
+void drop_tree(Contents& contents);
 /// Sets the tree, and everything that flatten() makes of it: named tensors, aliases, skipped objects and notes.
 void set_tree(Contents& contents, StateTree tree);
 /// Sets the same of flatten_named().

@@ -92,14 +92,15 @@ private:
             "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
     }
 
-    /// Adds the globals of a pickle that is not read otherwise. Unless globals are strict, ignores faults in that
-    /// pickle: verify() reports them.
+    /// Adds the globals of a pickle that is not read otherwise. Unless globals are strict, a pickle with faults counts
+    /// as one that may call anything.
     void add_globals(const ZipRecord& record) {
         try {
             const HeldPickle data = records_.read(record, globals_->strict());
             globals_->add(data.graph, record.name, is_known_in_script);
         } catch (const Error& error) {
             if (globals_->strict() || remedy(error.code()) != Remedy::reject_data) throw;
+            globals_->add_unread();
         }
         globals_->refuse();
     }

@@ -4,6 +4,7 @@
 
 #include "base/checksum.hpp"
 #include "base/text.hpp"
+#include "pickle/memory_share.hpp"
 
 #include <algorithm>
 #include <array>
@@ -106,6 +107,7 @@ std::vector<char> ArchiveRecords::read_all(const ZipRecord& record) const {
 void ArchiveRecords::require_pickle(const ZipRecord& record) {
     const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
     if (record.size <= limits.max_bytes) return;
+    MemoryShare::exceed();
     throw Error(Errc::pickle_too_large, safemap::quoted(record.name) + " has " + bytes_text(record.size) + " in " +
                                             bytes_text(record.packed.size) + "; the limit is " +
                                             bytes_text(limits.max_bytes));

@@ -6,6 +6,7 @@
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "open/readers.hpp"
+#include "pickle/memory_share.hpp"
 #include "soak.hpp"
 #include "zstd_frames.hpp"
 
@@ -235,23 +236,48 @@ TEST_CASE("objects and the tensors in them have names and values") {
     CHECK(bytes_of(tensor_of(contents, "nest/a.b/1")) == std::string("\1\2\3\4\5\6\7\10", 8));
 }
 
-TEST_CASE("objects that need more memory than the share of a thread are read, in either order") {
-    constexpr std::size_t lists = 250'000;  // 45 MiB; sixteen threads have 32 MiB each
-    const std::string large = "(" + std::string(lists, ']') + "l";
+TEST_CASE("objects that need more memory than the share of a thread are read, and those at one place once") {
+    const auto lists = [](std::size_t count) { return "(" + std::string(count, ']') + "l"; };
+    constexpr std::size_t large = 30'000;  // 5.4 MB
     std::mt19937 random(11);
     Save save;
-    save.add_object("first", large, std::vector<Step>{"first"});
+    save.add_object("first", lists(large), std::vector<Step>{"first"});
+    const auto at_one_place = [&](const std::string& name) {
+        save.metadata.entries.push_back(save.metadata.entries.back());
+        save.metadata.entries.back().name = name;
+        save.metadata.entries.back().path = std::vector<Step>{name};
+    };
+    at_one_place("again");
+    at_one_place("and_again");
     add_tensor(save, random, "w", Dtype::f32, {2}, "12345678", {{{0}, {2}}}, 1);
-    save.add_object("last", large, std::vector<Step>{"last"});
-    for (const unsigned threads : {1U, 16U}) {
+    save.add_object("last", lists(large), std::vector<Step>{"last"});
+    const MemoryShare limit(16 << 20);
+    std::vector<std::size_t> sizes;
+    for (const unsigned threads : {1U, 4U}) {
         CAPTURE(threads);
         const Contents contents = read(save, {.work = {.threads = threads}});
         REQUIRE(contents.tree != nullptr);
-        for (const char* const name : {"first", "last"}) {
+        for (const char* const name : {"first", "again", "and_again", "last"}) {
             const StateTree::Node& node = (*contents.tree)[*contents.tree->find(name)];
-            CHECK(std::get<StateTree::Sequence>(node).items.size() == lists);
+            CHECK(std::get<StateTree::Sequence>(node).items.size() == large);
         }
         CHECK((bytes_of(tensor_of(contents, "w")) == "12345678"));
+        sizes.push_back(contents.tree->size());
+    }
+    CHECK(sizes[0] == sizes[1]);
+    CHECK(sizes[0] < 3 * large);
+
+    save.add_object("bad", lists(100'000), std::vector<Step>{"bad"});
+    at_one_place("bad_again");
+    for (const unsigned threads : {1U, 4U}) {
+        CAPTURE(threads);
+        CollectFaults faults;
+        open::read_located(open::locate(save.folder()), {.work = {.threads = threads}}, faults);
+        REQUIRE(faults.faults().size() == 2);
+        for (std::size_t i : {0, 1}) {
+            CHECK(faults.faults()[i].code() == Errc::pickle_too_large);
+            CHECK(faults.faults()[i].tensor() == (i == 0 ? "bad" : "bad_again"));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 #include "temp_dir.hpp"
 
 #include "io/folder.hpp"
+#include "pickle/memory_share.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -128,7 +129,8 @@ TEST_CASE("a file whose pickle needs more memory than a share is read again alon
                 if (again && others) beside = true;
                 nap();
                 --running;
-                if (i % 10 == 4 && !again) throw Error(Errc::pickle_too_large, "a share");
+                if (i % 10 == 4 && !again) MemoryShare::exceed();
+                if (i % 20 == 4 && !again) throw Error(Errc::pickle_too_large, "a share");
                 if (i == bad) throw Error(Errc::bad_tensor, "no");
                 if (i == 24 && again) throw Error(Errc::pickle_too_large, "the whole limit");
             });
@@ -142,8 +144,10 @@ TEST_CASE("a file whose pickle needs more memory than a share is read again alon
         else CHECK(calls[14] == 2);
     }
     const auto alone = error_of([&] {
-        for_each_file(ranks, ranks.list(), {.threads = 1},
-                      [](auto, const auto&) { throw Error(Errc::pickle_too_large, "all of it"); });
+        for_each_file(ranks, ranks.list(), {.threads = 1}, [](auto, const auto&) {
+            MemoryShare::exceed();
+            throw Error(Errc::pickle_too_large, "all of it");
+        });
     });
     REQUIRE(alone.has_value());
     CHECK(alone->path() == "run/tag/rank_0");

@@ -5,6 +5,7 @@
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
+#include "pickle/memory_share.hpp"
 
 #include <iomanip>
 #include <sstream>
@@ -170,6 +171,18 @@ TEST_CASE("safetensors that torch.load would take for another format are refused
     CHECK(open::torch_takes_for(*forge::source(hidden)) == "a pickle");
     CHECK(open::torch_takes_for(*forge::source(zip)) == "a zip");
     CHECK(open::torch_takes_for(*forge::source(honest)).empty());
+
+    // Lists before the name, which take more memory than there is.
+    constexpr std::size_t length = 0x58 + 256 * 100;
+    std::string long_header = R"({"__metadata__":{"a":")" + std::string(100 - 25, 'x') + std::string(20'000, ']');
+    long_header += R"(UA"},"w":{"dtype":"U8","shape":[13],"data_offsets":[0,13]}})";
+    long_header.resize(length, ' ');
+    const std::string long_hidden = forge::safetensors(long_header, data);
+    {
+        const MemoryShare limit(1 << 20, 1 << 20);
+        CHECK(open::torch_takes_for(*forge::source(long_hidden)) == "a pickle");
+        CHECK(MemoryShare::was_too_small());
+    }
 
     const OpenOptions strict{.strict_globals = true};
     CHECK(Checkpoint::open(forge::source(hidden, "a.pt")).size() == 1);

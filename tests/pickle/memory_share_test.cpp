@@ -20,8 +20,6 @@ namespace {
 
 constexpr std::uint64_t whole = PickleLimits::least_memory;
 
-const Error too_large(Errc::pickle_too_large, "too large");
-
 /// A pickle of that many values, each of which takes memory.
 std::string lists(std::size_t count) { return "(" + std::string(count, ']') + "l."; }
 
@@ -58,13 +56,19 @@ TEST_CASE("a share lowers the limits of small pickles, and those of large ones f
     CHECK(PickleLimits::of_packed(16 << 20).max_memory == 1 << 20);
 }
 
-TEST_CASE("an error is that of a share only where reading outside it may help") {
-    CHECK(!MemoryShare::is_too_small(too_large));
+TEST_CASE("a share was too small if something exceeded it, and more is around it") {
+    MemoryShare::exceed();
+    CHECK(!MemoryShare::was_too_small());
     const MemoryShare share(1000);
-    CHECK(MemoryShare::is_too_small(too_large));
-    CHECK(!MemoryShare::is_too_small(Error(Errc::pickle_bad_opcode, "other")));
-    const MemoryShare same(1000);
-    CHECK(!MemoryShare::is_too_small(too_large));
+    CHECK(!MemoryShare::was_too_small());
+    {
+        const MemoryShare same(1000);
+        MemoryShare::exceed();
+        CHECK(!MemoryShare::was_too_small());
+    }
+    CHECK(MemoryShare::was_too_small());
+    const MemoryShare fresh(10);
+    CHECK(!MemoryShare::was_too_small());
 }
 
 TEST_CASE("threads share the memory, and what is left over is read alone, in order") {
@@ -85,20 +89,23 @@ TEST_CASE("threads share the memory, and what is left over is read alone, in ord
             if (again && now != 1) wrong = true;
             if (again) alone.push_back(i);
             --running;
-            return again || i % 7 != 3;
+            if (i % 7 == 3) MemoryShare::exceed();
         });
         CHECK(!wrong);
-        CHECK(alone == std::vector<std::size_t>{3, 10, 17, 24, 31, 38});
-        for (std::size_t i = 0; i < count; ++i) CHECK(calls[i] == (i % 7 == 3 ? 2 : 1));
+        // One thread has the whole limit.
+        CHECK(alone == (threads == 1 ? std::vector<std::size_t>() : std::vector<std::size_t>{3, 10, 17, 24, 31, 38}));
+        for (std::size_t i = 0; i < count; ++i) CHECK(calls[i] == (threads > 1 && i % 7 == 3 ? 2 : 1));
     }
 }
 
 TEST_CASE("fewer pickles than threads have larger shares") {
-    parallel_for_pickles(2, 8, [](std::size_t) { return MemoryShare::least() == whole / 2; });
-    std::uint64_t only = 0;
-    parallel_for_pickles(1, 8, [&](std::size_t) { return (only = MemoryShare::least()) != 0; });
-    CHECK(only == whole);
-    CHECK_OK(parallel_for_pickles(0, 8, [](std::size_t) { return false; }));
+    for (const std::size_t count : {0, 1, 2, 3}) {
+        std::atomic<bool> wrong = false;
+        parallel_for_pickles(count, 8, [&](std::size_t) {
+            if (MemoryShare::least() != whole / count) wrong = true;
+        });
+        CHECK(!wrong);
+    }
 }
 
 TEST_CASE("an exception passes, and nothing is read alone after it") {
@@ -106,8 +113,8 @@ TEST_CASE("an exception passes, and nothing is read alone after it") {
     CHECK_THROWS_AS(parallel_for_pickles(3, 1,
                                          [&](std::size_t i) {
                                              ++calls;
+                                             MemoryShare::exceed();
                                              if (i == 1) throw std::runtime_error("other");
-                                             return false;
                                          }),
                     std::runtime_error);
     CHECK(calls == 2);
@@ -124,10 +131,8 @@ TEST_CASE("a pickle that needs more than a share is read, one that needs more th
         try {
             said[i] = std::to_string(read_pickle(pickles[i], PickleLimits::of_packed(0)).size());
         } catch (const Error& error) {
-            if (MemoryShare::is_too_small(error)) return false;
             said[i] = name(error.code());
         }
-        return true;
     });
     CHECK(said == std::vector<std::string>{"11", "30001", "11", "pickle_too_large", "30001"});
     CHECK(calls == std::vector<int>{1, 2, 1, 2, 2});

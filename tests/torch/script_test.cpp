@@ -6,6 +6,7 @@
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
+#include "pickle/memory_share.hpp"
 
 #include <string>
 #include <string_view>
@@ -141,6 +142,25 @@ TEST_CASE("the constants of a frozen module, which has no tensors of its own, ar
     CHECK_OK(torch::read_archive(fixtures::source(zip.join()), faults));
     CHECK_FAULT(torch::read_archive(fixtures::source(zip.join()), faults, &unknown), Errc::unknown_global);
     CHECK(flatten(archive(module("net", {forge::text("w"), tensor()})).tree).tensors.size() == 1);
+}
+
+TEST_CASE(
+    "constants that need more memory than a share are read again outside of it, and may call anything until then") {
+    const std::string lists = "(" + std::string(20'000, ']') + "l0";
+    forge::Zip zip;
+    zip.add("a/data.pkl", forge::pickle(module("net", {forge::text("w"), tensor()})));
+    zip.add("a/data/0", "0123");
+    zip.add("a/constants.pkl", forge::pickle(lists + forge::call("os", "system", {forge::text("true")})));
+    ThrowFirst faults;
+    torch::NamedGlobals whole(false);
+    CHECK_OK(torch::read_archive(fixtures::source(zip.join()), faults, &whole));
+    CHECK(whole.asks_for_code());
+    CHECK(whole.all().back().name == "system");
+    const MemoryShare share(1 << 20, 1 << 20);
+    torch::NamedGlobals in_share(false);
+    CHECK_OK(torch::read_archive(fixtures::source(zip.join()), faults, &in_share));
+    CHECK(in_share.asks_for_code());
+    CHECK(MemoryShare::was_too_small());
 }
 
 }  // namespace script_test
