@@ -321,11 +321,11 @@ public:
                 around.planned_notes = plan.notes.size();
                 console.announce(plan_text(plan, around, out_, options_.align_tensors));
             };
-        if (!keep_.empty()) options_.keep_dtype = as_written(selection_of(keep_), chosen, model);
-        for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen, model));
+        if (!keep_.empty()) options_.keep_dtype = selection_of(keep_);
+        for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen));
         // A signal that comes when the save commits is too late: OUT is complete, and the report says so.
         std::optional<DeferSignals> deferred(std::in_place);
-        const SaveReport saved = save_model(model, bar);
+        const SaveReport saved = save_model(chosen, model, bar);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
         output_begins();
@@ -494,8 +494,10 @@ private:
     /// Returns true if the same call continues, should this one be interrupted.
     bool continues() const { return options_.resume && !options_.plan_only && !is_one_file(out_); }
 
-    SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
+    SaveReport save_model(const Checkpoint& chosen, const Checkpoint& model, ProgressBar& bar) const {
         SaveOptions options = options_;
+        if (options.keep_dtype) options.keep_dtype = as_written(*options.keep_dtype, chosen, model);
+        for (SaveOptions::DtypeOf& each : options.dtype_of) each.tensors = as_written(each.tensors, chosen, model);
         options.max_header_bytes = common.open.max_header_bytes;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
@@ -504,10 +506,21 @@ private:
             return save(out_, model, options);
         } catch (const Error& error) {
             if (error.code() == Errc::cancelled && continues()) throw how_to_continue(error);
-            if (error.code() != Errc::quantized_cast || (prefixes_.empty() && rules_.empty())) throw;
-            Error renamed = error;
-            throw std::move(renamed.with_hint(error.hint() + "; these are names after --rename and --strip-prefix, and "
-                                                             "--keep-dtype takes those before"));
+            if (error.code() == Errc::quantized_cast && !(prefixes_.empty() && rules_.empty()))
+                require_whole_casts(chosen);
+            throw;
+        }
+    }
+
+    /// Throws the refusal of a cast with names of IN, which --keep-dtype takes: it is one with these names, too.
+    void require_whole_casts(const Checkpoint& chosen) const {
+        SaveOptions options = options_;
+        options.plan_only = true;
+        options.on_plan = nullptr;
+        try {
+            save(out_, chosen, options);
+        } catch (const Error& error) {
+            if (error.code() == Errc::quantized_cast) throw;
         }
     }
 
@@ -534,9 +547,9 @@ private:
         return Selection::names(std::move(names));
     }
 
-    /// Returns the meaning of "GLOB=D". Throws invalid_argument for any other text, and tensor_not_found if the GLOB
-    /// matches no tensor that can be cast to D.
-    static SaveOptions::DtypeOf dtype_of(const std::string& rule, const Checkpoint& chosen, const Checkpoint& model) {
+    /// Returns the meaning of "GLOB=D". Throws invalid_argument for any other text, unsupported_cast if no tensor can
+    /// be cast to D, and tensor_not_found if the GLOB matches none that can be.
+    static SaveOptions::DtypeOf dtype_of(const std::string& rule, const Checkpoint& chosen) {
         const std::size_t equals = rule.rfind('=');  // a name may have one, a dtype has none
         if (equals == std::string::npos || equals == 0)
             throw Error(Errc::invalid_argument,
@@ -552,10 +565,11 @@ private:
         for (const LazyTensor& tensor : chosen) {
             if (!of.tensors.matches(tensor.name())) continue;
             ++matches;
-            if (!can_cast(tensor.dtype(), of.dtype)) continue;
-            of.tensors = as_written(of.tensors, chosen, model);
-            return of;
+            if (can_cast(tensor.dtype(), of.dtype)) return of;
         }
+        if (matches > 0 && !can_cast(Dtype::f32, of.dtype))
+            throw Error(Errc::unsupported_cast,
+                        fmt::format("--dtype-of {}: casts to {} are not supported", printable(rule), name(of.dtype)));
         const std::string what = matches == 0 ? "matches none of" : "matches no tensor that can be cast, of";
         throw Error(Errc::tensor_not_found,
                     fmt::format("--dtype-of {} {} {}", printable(rule), what, count_text(chosen.size(), "tensor")))

@@ -60,8 +60,8 @@ struct SaveOptions {
     /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to. F8_E8M0 tensors (scales) and tensors of all other
     /// dtypes keep theirs. A cast to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to
     /// `dtype` are not possible, or if LazyTensor::cast() has already cast a tensor to another dtype; and
-    /// quantized_cast if it would cast quantised numbers without their scales, or scales without the numbers: see
-    /// "Quantised tensors" in docs/format.md. Unset: no casts.
+    /// quantized_cast if it would cast quantised numbers without their scales, or scales without the numbers, also if
+    /// these are in other files: see "Quantised tensors" in docs/format.md. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
     /// Dtypes of single tensors, which win over `dtype`. If several of them select a tensor, the last one counts. They
     /// cast the same dtypes as `dtype` does, and throw as it does.
@@ -82,8 +82,9 @@ struct SaveOptions {
     ///
     /// The block size of scales comes from `weight_block_size` in config.json (of the checkpoint's folder, or in
     /// `extras`), or from the shapes. Throws quantized_cast if it is not clear which scale belongs to which number, and
-    /// for numbers that are packed, as GPTQ, bitsandbytes and FP4 pack them. Tensors that `keep_dtype` selects stay as
-    /// they are, with their scales.
+    /// for numbers that are packed, as GPTQ, bitsandbytes and FP4 pack them, or that have a second factor, an offset,
+    /// zero points or an order of columns. Tensors that `keep_dtype` selects stay as they are, with their scales, which
+    /// `dtype` then does not cast.
     bool apply_scales = false;
     /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;

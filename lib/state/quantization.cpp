@@ -1,9 +1,11 @@
 // The table of conventions, and the search for their names. Sources of the conventions: ComfyUI (QUANTIZATION.md),
 // compressed-tensors, DeepSeek-V3 (inference/fp8_cast_bf16.py), ModelOpt, Mistral's own files, bitsandbytes, GPTQ, AWQ,
-// HQQ, AQLM, quanto, gpt-oss, torchao (flatten_tensor_state_dict), MLX (nn.QuantizedLinear) and nunchaku.
+// HQQ, AQLM, quanto, gpt-oss, torchao (flatten_tensor_state_dict), MLX (nn.QuantizedLinear), nunchaku, llm-awq, EETQ
+// and Marlin (IST-DASLab, AutoGPTQ).
 #include "state/quantization.hpp"
 
 #include "base/name_index.hpp"
+#include "state/model_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -47,8 +49,8 @@ constexpr Convention conventions[] = {
      Numbers::fp8,
      "*",
      "*_scale",
-     {"input_scale", "*_input_scale", "output_scale", "comfy_quant", "*_zero_point", "input_zero_point", "*_g_idx"}},
-    {{scaled, "MX FP8"}, Numbers::fp8, "*", "*_scales", {"input_scale", "*_zero_point"}},
+     {"input_scale", "*_input_scale", "output_scale", "comfy_quant", "input_zero_point"}},
+    {{scaled, "MX FP8"}, Numbers::fp8, "*", "*_scales", {"input_scale"}},
     {{scaled, "FP8 of Mistral"}, Numbers::fp8, "*", "qscale_*", {"qscale_act"}},
     {{scaled, "FP8, as DeepSeek reads it"}, Numbers::fp8, "weight", "scale", {}},
 
@@ -65,7 +67,9 @@ constexpr Convention conventions[] = {
     {{packed, "integers of ComfyUI"}, Numbers::bits, "*", "scale_*", {"scale_input", "comfy_quant"}},
     {{packed, "packed MX"}, Numbers::bits, "*_blocks", "*_scales", {}},
     {{packed, "integers with scales"}, Numbers::bits, "*", "*_scales", {"*_zeros"}},
-    {{packed, "GPTQ or AWQ"}, Numbers::bits, "qweight", "scales", {"qzeros", "g_idx"}},
+    {{packed, "GPTQ or AWQ"}, Numbers::bits, "qweight", "scales", {"qzeros", "g_idx", "scaled_zeros"}},
+    {{packed, "EETQ"}, Numbers::bits, "qweight", "weight_scales", {}},
+    {{packed, "Marlin"}, Numbers::bits, "B", "s", {"workspace", "g_idx"}},
     {{packed, "MLX"}, Numbers::bits, "weight", "scales", {"biases"}},
     {{packed, "nunchaku"},
      Numbers::bits,
@@ -92,6 +96,35 @@ constexpr Convention conventions[] = {
     {{packed, "quanto"}, Numbers::fp8, "_data", "_scale", {"_shift", "_zeropoint"}},
 };
 
+// Names beside numbers of any convention that make another value of them: the second factors of NVFP4 and of AWQ in
+// ModelOpt, offsets, zero points, and an order of columns.
+constexpr std::string_view factors[] = {"*_scale_2",    "*_global_scale", "*_offset",
+                                        "*_zero_point", "*_g_idx",        "pre_quant_scale"};
+
+/// A name that scales have also without their numbers beside them.
+struct LoneName {
+    std::string_view convention;
+    std::string_view scale;
+    std::array<std::string_view, 2> numbers;
+    std::string_view beside = {};  // must be there too, if not empty: integers, or `scaled_zeros`
+    bool is_sure = true;           // no ordinary model has this name
+};
+
+constexpr LoneName lone_names[] = {
+    {"FP8 in blocks, as DeepSeek writes it", "*_scale_inv", {"*"}},
+    {"FP8 of Mistral", "qscale_weight", {"weight"}},
+    {"GPTQ or AWQ", "scales", {"qweight"}, "qzeros"},
+    {"GPTQ", "scales", {"qweight"}, "g_idx"},
+    {"AWQ", "scales", {"qweight"}, "scaled_zeros"},
+    {"AWQ", "scaled_zeros", {"qweight"}},
+    {"bitsandbytes in 4 bits", "*.quant_map", {"*"}},
+    {"bitsandbytes in 4 bits", "weight.absmax", {"weight"}},
+    {"bitsandbytes in 8 bits", "SCB", {"weight"}},
+    {"compressed-tensors, ModelOpt or ComfyUI", "weight_scale", {"weight", "weight_packed"}, {}, false},
+    {"scales of blocks", "weight_scales", {"weight", "qweight"}, {}, false},
+    {"ComfyUI", "scale_weight", {"weight"}, {}, false},
+};
+
 // ComfyUI's mark of a model with scales. It is one for the whole model, or one for each part such as
 // `model.diffusion_model`.
 constexpr std::string_view marker_name = "scaled_fp8";
@@ -115,6 +148,14 @@ std::optional<Match> match(std::string_view pattern, std::string_view name) {
     const std::string_view last = name.substr(module);
     if (!last.starts_with(pattern.substr(0, at)) || last.size() == at) return std::nullopt;
     return Match{name.substr(0, module), last.substr(at)};
+}
+
+/// Returns true for the part of a scale's name that stands for inputs or outputs: there are no numbers that it belongs
+/// to.
+bool is_of_activations(std::string_view star) {
+    const std::string_view last = star.substr(star.rfind('_') + 1);  // all of it without a '_'
+    constexpr std::string_view known[] = {"input", "output", "activation", "act", "q", "k", "v", "kv"};
+    return std::find(std::begin(known), std::end(known), last) != std::end(known);
 }
 
 /// Puts the name that `pattern` has in a module into `name`.
@@ -192,6 +233,7 @@ public:
         }
         std::sort(found_.all.begin(), found_.all.end(),
                   [](const Quantized& a, const Quantized& b) { return a.numbers < b.numbers; });
+        find_lone();
         if (found_.all.empty()) return std::move(found_);
         for (std::uint32_t i = 0; i < tensors_.size(); ++i)
             if (match(marker_name, tensors_[i].name())) found_.markers.push_back(i);
@@ -210,6 +252,7 @@ private:
         if (!numbers || !scale || *numbers == *scale || !has_dtype(tensors_[*numbers].dtype(), convention.dtype))
             return;
         if (convention.numbers == "weight" && convention.scale == "scale" && !is_scale(*numbers, *scale)) return;
+        if (convention.numbers == "B" && !is_marlin(*numbers, *scale)) return;
         note_name(name, *scale);
         add(convention, *matched, *numbers, *scale);
     }
@@ -237,6 +280,71 @@ private:
         return !is_fp8(tensors_[scale].dtype()) || (rank >= 2 && rank == tensors_[numbers].shape().size());
     }
 
+    /// Returns true if tensors called `B` and `s`, usual names, have the dtypes and ranks of Marlin.
+    bool is_marlin(std::uint32_t numbers, std::uint32_t scale) const {
+        const Dtype dtype = tensors_[scale].dtype();
+        return tensors_[numbers].dtype() == Dtype::i32 && (dtype == Dtype::f16 || dtype == Dtype::bf16) &&
+               tensors_[numbers].shape().size() == 2 && tensors_[scale].shape().size() == 2;
+    }
+
+    void find_lone() {
+        std::unordered_set<std::uint32_t> known;
+        for (const Quantized& quantized : found_.all) {
+            known.insert(quantized.scales.begin(), quantized.scales.end());
+            known.insert(quantized.besides.begin(), quantized.besides.end());
+        }
+        for (std::uint32_t i = 0; i < tensors_.size(); ++i)
+            for (const LoneName& lone : lone_names)
+                if (auto numbers = numbers_of_lone(lone, i); numbers && !known.contains(i)) {
+                    const bool is_sure = lone.is_sure || other_shards_lack(i);
+                    found_.lone.push_back({lone.convention, i, *std::move(numbers), is_sure});
+                    break;
+                }
+    }
+
+    /// Returns the name of the numbers if a tensor has this name of scales, and no tensor is called as its numbers.
+    std::optional<std::string> numbers_of_lone(const LoneName& lone, std::uint32_t scale) {
+        const auto matched = match(lone.scale, tensors_[scale].name());
+        if (!matched || is_of_activations(matched->star)) return std::nullopt;
+        if (!names_) names_.emplace(tensors_, ties_);
+        for (const std::string_view pattern : lone.numbers) {
+            if (pattern.empty()) continue;
+            expand(pattern, *matched, text_);
+            if (names_->find(text_)) return std::nullopt;
+        }
+        if (!lone.beside.empty()) {
+            expand(lone.beside, *matched, text_);
+            const auto beside = names_->find(text_);
+            if (!beside) return std::nullopt;
+            if (lone.beside != "scaled_zeros" && !has_dtype(tensors_[*beside].dtype(), Numbers::bits))
+                return std::nullopt;
+        }
+        expand(lone.numbers.front(), *matched, text_);
+        return text_;
+    }
+
+    /// Returns true if a tensor is in a numbered shard, and no tensor is from some other shard of the set.
+    bool other_shards_lack(std::uint32_t tensor) {
+        const std::string file = file_of(tensors_[tensor]);
+        if (!set_of_shard(file)) return false;
+        if (files_.empty()) {
+            std::set<std::string> names;
+            for (const LazyTensor& each : tensors_) names.insert(file_of(each));
+            files_.assign(names.begin(), names.end());
+        }
+        for (const ShardSet& set : shard_sets(files_))
+            if (std::find(set.files.begin(), set.files.end(), file) != set.files.end()) return !set.complete();
+        return false;
+    }
+
+    /// Returns the name of the file that has a tensor, without its folder. It is empty if that is not one place.
+    static std::string file_of(const LazyTensor& tensor) {
+        const auto placement = tensor.placement();
+        if (!placement) return {};
+        const std::string& path = placement->source->name();
+        return path.substr(path.rfind('/') + 1);
+    }
+
     void add(const Convention& convention, const Match& matched, std::uint32_t numbers, std::uint32_t scale) {
         const auto [at, is_new] = by_numbers_.try_emplace(numbers, found_.all.size());
         if (is_new) found_.all.push_back({convention.name, numbers, {}});
@@ -244,13 +352,25 @@ private:
         add_once(quantized.scales, scale);
         for (const std::string_view pattern : convention.besides) {
             if (pattern.empty()) break;
-            expand(pattern, matched, text_);
-            const auto beside = names_->find(text_);
-            if (!beside || *beside == numbers) continue;
-            note_name(text_, *beside);
-            add_once(quantized.besides, *beside);
-            quantized.has_zero_points |= pattern.ends_with("_zero_point") || pattern.ends_with("_g_idx");
+            if (const auto beside = find_beside(pattern, matched, quantized)) add_once(quantized.besides, *beside);
         }
+        // Their `*` is the name of the numbers, also where the convention has no `*`.
+        const bool has_star = convention.numbers.find('*') != std::string_view::npos;
+        const Match by_numbers{matched.module, has_star ? matched.star : convention.numbers};
+        for (const std::string_view pattern : factors)
+            if (const auto beside = find_beside(pattern, by_numbers, quantized)) {
+                add_once(quantized.besides, *beside);
+                add_once(quantized.more_factors, *beside);
+            }
+    }
+
+    std::optional<std::uint32_t> find_beside(std::string_view pattern, const Match& matched,
+                                             const Quantized& quantized) {
+        expand(pattern, matched, text_);
+        const auto beside = names_->find(text_);
+        if (!beside || *beside == quantized.numbers) return std::nullopt;
+        note_name(text_, *beside);
+        return beside;
     }
 
     std::span<const LazyTensor> tensors_;
@@ -258,6 +378,7 @@ private:
     std::optional<NamesAndTies> names_;  // made when the first name looks like one of scales
     std::map<std::uint32_t, std::size_t> by_numbers_;
     std::set<std::string, std::less<>> known_names_;  // names of tied tensors that are scales, or beside numbers
+    std::vector<std::string> files_;                  // files of all tensors, if a lone scale is in a shard
     QuantizedTensors found_;
     std::string text_;
 };

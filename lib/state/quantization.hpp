@@ -37,12 +37,25 @@ struct Quantized {
     /// of them counts.
     std::vector<std::uint32_t> scales;
     std::vector<std::uint32_t> besides = {};  ///< `input_scale`, zero points, code books and so on
-    bool has_zero_points = false;             ///< true if one of `besides` holds zero points or an order of columns
+    /// Those of `besides` that are of no convention alone, and change the values: a second factor, an offset, zero
+    /// points, or an order of columns.
+    std::vector<std::uint32_t> more_factors = {};
+};
+
+/// A tensor that has the name of a scale, and whose numbers are not there.
+struct LoneScale {
+    std::string_view convention;
+    std::uint32_t scale;
+    std::string numbers;  ///< the name that the numbers would have
+    /// True if only scales have such a name, or if the tensor is from a numbered shard, and other shards are not there.
+    /// Else it may be a parameter of an ordinary model.
+    bool is_sure;
 };
 
 /// The quantised tensors of a checkpoint.
 struct QuantizedTensors {
     std::vector<Quantized> all = {};          ///< sorted by `numbers`
+    std::vector<LoneScale> lone = {};         ///< sorted by `scale`
     std::vector<std::uint32_t> markers = {};  ///< tensors such as `scaled_fp8`, which say that a model has scales
     /// Names of scales, or of tensors beside numbers, that mean something else: a parameter may share its storage with
     /// a scale. Without the names that make these tensors scales.
@@ -50,7 +63,8 @@ struct QuantizedTensors {
 };
 
 /// Returns the quantised tensors among `tensors`. `ties` has other names of tensors, which count too. A float tensor
-/// that has the name of a scale counts only beside a tensor of a quantised dtype. Linear in the number of names.
+/// that has the name of a scale counts in `all` only beside a tensor of a quantised dtype. Linear in the number of
+/// names.
 QuantizedTensors find_quantized(std::span<const LazyTensor> tensors, std::span<const AliasGroup> ties);
 
 /// Returns true for ComfyUI's mark of a model with scales: an F8 tensor `scaled_fp8` of at most two elements, whose

@@ -112,11 +112,12 @@ public:
             require_text(key, "a metadata key");
             require_text(value, "a metadata value");
         }
-        require_whole_casts(input, options);
+        std::string note_on_scales = require_whole_casts(input, options);
         layout_.skipped = input.skipped;
         for (std::uint32_t i = 0; i < input.tensors.size(); ++i) choose(i);
         skip_other_names();
         note_fp8();
+        if (!note_on_scales.empty()) layout_.notes.push_back(std::move(note_on_scales));
     }
 
     Layout one_file(const std::string& name) && {
@@ -252,9 +253,12 @@ private:
                 " cast without scales, because none are beside them; if other files have the "
                 "scales, convert all files together");
         for (const SaveReport::Cast& cast : layout_.casts)
-            if (state::is_fp8(cast.to) && !state::is_fp8(cast.from))
-                return layout_.notes.push_back("the cast to " + std::string(name(cast.to)) +
-                                               " makes no scales: values beyond the range of the dtype overflow");
+            if (state::is_fp8(cast.to) && !state::is_fp8(cast.from)) {
+                std::string note = note_on_fp8(cast.to);  // products may have it already
+                if (std::find(input_.notes.begin(), input_.notes.end(), note) == input_.notes.end())
+                    layout_.notes.push_back(std::move(note));
+                return;
+            }
     }
 
     void note_cast(Dtype from, Dtype to) {

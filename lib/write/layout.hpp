@@ -118,7 +118,8 @@ struct Input {
     std::vector<SkippedObject> skipped = {};  ///< tensors that are left out before
     /// Numbers and scales that are read in place of the tensors that are made of them.
     std::vector<LazyTensor> factors = {};
-    std::optional<Extras> extras = {};  ///< set if other extras are copied than those of the options
+    std::vector<SaveOptions::DtypeOf> stay = {};  ///< scales of numbers that stay quantised, and their dtypes
+    std::optional<Extras> extras = {};            ///< set if other extras are copied than those of the options
     /// Names of tensors whose dtype safetensors does not have, and whose dtype the structure document names: see
     /// raw_dtype().
     std::unordered_set<std::string> as_raw = {};

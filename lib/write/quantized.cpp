@@ -24,6 +24,7 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
+using state::LoneScale;
 using state::Quantized;
 using state::QuantizedTensors;
 
@@ -124,24 +125,57 @@ public:
         }
         if (any_fp8)
             for (const std::uint32_t marker : found.markers) look_at(marker, found.all.front());
+        for (const LoneScale& lone : found.lone) look_at(lone);
     }
 
     void require_none() {
-        if (!first_) return;
+        if (keep_.empty()) return;
         std::sort(keep_.begin(), keep_.end());
         keep_.erase(std::unique(keep_.begin(), keep_.end()), keep_.end());
-        Error error(Errc::quantized_cast, message());
+        Error error(Errc::quantized_cast, first_ ? message() : message_of_lone());
         std::string hint = "copy them as they are:" + keep_options(tensors_, keep_);
-        if (first_->name.kind == state::Quantization::scaled_fp8)
+        if (!first_) hint = "convert all files of the model together, or " + hint;
+        else if (!options_.apply_scales && may_be_multiplied(*first_))
             hint = "multiply the numbers by their scales with --apply-scales, or " + hint;
         throw std::move(error.with_tensor(tensors_[tensor_].name()).with_hint(std::move(hint)));
     }
 
+    /// Returns a note on casts of tensors that may be scales.
+    std::string note() const {
+        if (unsure_ == 0) return {};
+        const std::string other = unsure_ == 1 ? "" : " and " + std::to_string(unsure_ - 1) + " other tensors";
+        return safemap::quoted(name_of(unsure_first_->scale)) + other + (unsure_ == 1 ? " is" : " are") +
+               " cast, and the name is one of scales: if quantised numbers such as " +
+               safemap::quoted(unsure_first_->numbers) + " are in other files, convert all files together";
+    }
+
 private:
+    static bool may_be_multiplied(const Quantized& quantized) {
+        return quantized.name.kind == state::Quantization::scaled_fp8 && quantized.scales.size() == 1 &&
+               quantized.more_factors.empty();
+    }
+
+    bool would_cast(std::uint32_t tensor) const {
+        return tensor < tensors_.size() &&  // else it is not written
+               written_dtype(tensors_[tensor], options_) != tensors_[tensor].dtype();
+    }
+
+    void look_at(const LoneScale& lone) {
+        if (!would_cast(lone.scale)) return;
+        if (!lone.is_sure) {
+            if (unsure_++ == 0) unsure_first_ = lone;
+            return;
+        }
+        keep_.push_back(lone.scale);
+        ++lone_;
+        if (first_ || lone_first_) return;
+        lone_first_ = lone;
+        tensor_ = lone.scale;
+    }
+
     /// Returns true if a tensor of `quantized` would be cast.
     bool look_at(std::uint32_t tensor, const Quantized& quantized) {
-        if (tensor >= tensors_.size()) return false;  // not written
-        if (written_dtype(tensors_[tensor], options_) == tensors_[tensor].dtype()) return false;
+        if (!would_cast(tensor)) return false;
         keep_.push_back(tensor);
         if (first_) return true;
         first_ = quantized;
@@ -162,6 +196,14 @@ private:
         return text;
     }
 
+    std::string message_of_lone() const {
+        std::string text = "a cast to " + std::string(name(written_dtype(tensors_[tensor_], options_))) +
+                           " would change scales whose quantised numbers, " + safemap::quoted(lone_first_->numbers) +
+                           ", are not there (" + std::string(lone_first_->convention) + ")";
+        if (lone_ > 1) text += "; so it would " + std::to_string(lone_ - 1) + " other scales";
+        return text;
+    }
+
     const std::string& name_of(std::uint32_t tensor) const {
         return tensor < tensors_.size() ? tensors_[tensor].name()
                                         : quantized_.unwritten[tensor - tensors_.size()].name();
@@ -171,8 +213,12 @@ private:
     const SaveOptions& options_;
     QuantizedInput quantized_;
     std::optional<Quantized> first_;
-    std::uint32_t tensor_ = 0;  // the tensor of first_ that would be cast
+    std::uint32_t tensor_ = 0;  // the tensor of first_ that would be cast, or of lone_first_
     std::uint64_t split_ = 0;
+    std::optional<LoneScale> lone_first_;
+    std::uint64_t lone_ = 0;
+    std::optional<LoneScale> unsure_first_;
+    std::uint64_t unsure_ = 0;
     std::vector<std::uint32_t> keep_;
 };
 
@@ -220,13 +266,21 @@ std::shared_ptr<const QuantizedInput> quantized_by_origin(const Checkpoint& chec
         for (std::uint32_t& beside : each.besides) place(beside);
     }
     for (std::uint32_t& marker : found.markers) place(marker);
+    for (state::LoneScale& lone : found.lone) place(lone.scale);
     found.other_names = other_names_in(checkpoint, origin, found.other_names);
     quantized->found = std::move(found);
     return quantized;
 }
 
-void require_whole_casts(const Input& input, const SaveOptions& options) {
-    if (asks_for_casts(options)) SplitCasts(input, options).require_none();
+std::string require_whole_casts(const Input& input, const SaveOptions& options) {
+    if (!asks_for_casts(options)) return {};
+    SplitCasts split(input, options);
+    split.require_none();
+    return split.note();
+}
+
+std::string note_on_fp8(Dtype to) {
+    return "the cast to " + std::string(name(to)) + " makes no scales: values beyond the range of the dtype overflow";
 }
 
 std::string keep_options(std::span<const LazyTensor> tensors, std::span<const std::uint32_t> wanted) {

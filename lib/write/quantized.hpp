@@ -29,8 +29,12 @@ QuantizedInput quantized_in(const Input& input);
 std::shared_ptr<const QuantizedInput> quantized_by_origin(const Checkpoint& checkpoint);
 
 /// Throws quantized_cast if `options` would cast quantised numbers without their scales, or scales without the numbers.
-/// The hint has the options that help.
-void require_whole_casts(const Input& input, const SaveOptions& options);
+/// The hint has the options that help. Returns a note on casts of what may be scales, by the name alone; it is empty
+/// without such casts.
+std::string require_whole_casts(const Input& input, const SaveOptions& options);
+
+/// Returns the note on values that become an F8 dtype.
+std::string note_on_fp8(Dtype to);
 
 /// Returns globs that match the tensors at the indices `wanted`, and as few others that can be cast as possible. Ready
 /// to be typed: " --keep-dtype 'GLOB'" for each.

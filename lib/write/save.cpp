@@ -245,6 +245,7 @@ bool put_products(Input& input, const SaveOptions& options, std::span<const std:
                   std::vector<LazyTensor>& own) {
     write::Scaling scaling = write::apply_scales(input.tensors, input.ties, write::quantized_in(input), options, block);
     std::move(scaling.notes.begin(), scaling.notes.end(), std::back_inserter(input.notes));
+    input.stay = std::move(scaling.stay);
     if (!scaling.any) return false;
     own = std::move(scaling.tensors);
     input.tensors = own;
@@ -315,10 +316,11 @@ write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, co
 
 namespace {
 
-/// Returns the options with the extras that the input has in their place, if any.
-SaveOptions with_extras(const SaveOptions& options, const Input& input) {
+/// Returns the options with what the input has in their place: extras, and tensors that keep their dtypes.
+SaveOptions own_options(const SaveOptions& options, const Input& input) {
     SaveOptions own = options;
     if (input.extras) own.extras = *input.extras;
+    if (options.dtype) own.dtype_of.insert(own.dtype_of.end(), input.stay.begin(), input.stay.end());
     return own;
 }
 
@@ -337,7 +339,7 @@ SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkp
         input = input_of(checkpoint, std::move(metadata), options, with_structure);
         return std::string();
     });
-    const SaveOptions own = with_extras(options, input);
+    const SaveOptions own = own_options(options, input);
     return Saving(out, input, own, together, replaced).run();
 }
 
@@ -346,7 +348,7 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
         write::Together together(options.team);
         std::vector<LazyTensor> products;
         const Input input = input_of_list(tensors, options, products);
-        const SaveOptions own = with_extras(options, input);
+        const SaveOptions own = own_options(options, input);
         return Saving(out, input, own, together).run();
     });
 }
@@ -360,7 +362,8 @@ SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, 
 SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options) {
     return write::during_save(sink, [&] {
         std::vector<LazyTensor> products;
-        return save_to(sink, input_of_list(tensors, options, products), options);
+        const Input input = input_of_list(tensors, options, products);
+        return save_to(sink, input, own_options(options, input));
     });
 }
 
@@ -368,7 +371,7 @@ SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& opt
     return write::during_save(sink, [&] {
         std::vector<LazyTensor> with_structure;
         const Input input = write::input_of(checkpoint, wanted_metadata(checkpoint, options), options, with_structure);
-        return save_to(sink, input, options);
+        return save_to(sink, input, own_options(options, input));
     });
 }
 

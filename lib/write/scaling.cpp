@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <set>
 #include <string_view>
@@ -99,7 +100,7 @@ public:
         std::vector<const Quantized*> of(tensors_.size(), nullptr);
         for (const Quantized& quantized : found.all) {
             of[quantized.numbers] = &quantized;
-            if (roles_[quantized.numbers] == Role::product) require_product(quantized);
+            if (roles_[quantized.numbers] == Role::product) require_product(quantized, found);
         }
         const Groups groups = groups_of_dropped();
         std::uint64_t plain = 0;
@@ -144,6 +145,7 @@ private:
             scaling_.all = scaling_.all && !kept;
         }
         scaling_.any = !products_.empty();
+        keep_dtypes_of(beside_others);
         if (!scaling_.any) return;
         for (const std::uint32_t marker : found.markers)
             if (scaling_.all || marks_products(marker)) beside_products.push_back(marker);
@@ -151,6 +153,19 @@ private:
         for (const std::uint32_t tensor : beside_others) roles_[tensor] = Role::stays;
         for (const std::uint32_t tensor : kept_numbers_) roles_[tensor] = Role::stays;
         for (const std::uint32_t tensor : products_) roles_[tensor] = Role::product;
+    }
+
+    /// --dtype casts all but the scales of quantised tensors that are kept.
+    void keep_dtypes_of(const std::vector<std::uint32_t>& staying) {
+        std::map<Dtype, std::vector<std::string>> names;
+        for (const std::uint32_t tensor : staying) {
+            if (tensor >= written_ || !is_castable(tensors_[tensor].dtype())) continue;
+            const std::string& name = tensors_[tensor].name();
+            const auto is_of_it = [&](const SaveOptions::DtypeOf& each) { return each.tensors.matches(name); };
+            if (std::none_of(options_.dtype_of.begin(), options_.dtype_of.end(), is_of_it))
+                names[tensors_[tensor].dtype()].push_back(name);
+        }
+        for (auto& [dtype, of_dtype] : names) scaling_.stay.push_back({Selection::names(std::move(of_dtype)), dtype});
     }
 
     /// Returns true if all quantised tensors of the part that a marker belongs to become products.
@@ -195,11 +210,26 @@ private:
         throw std::move(error.with_hint("copy it as it is:" + keep_options(tensors_.first(written_), keep)));
     }
 
-    void require_product(const Quantized& quantized) const {
+    /// Refuses values that depend on more than one scale. The hint keeps all tensors of this kind.
+    [[noreturn]] void refuse_more_factors(const Quantized& quantized, const state::QuantizedTensors& found) const {
+        std::vector<std::uint32_t> keep;
+        for (const Quantized& each : found.all) {
+            if (each.more_factors.empty()) continue;
+            keep.push_back(each.numbers);
+            keep.insert(keep.end(), each.scales.begin(), each.scales.end());
+            keep.insert(keep.end(), each.besides.begin(), each.besides.end());
+        }
+        refuse(quantized,
+               "its values depend on " + safemap::quoted(tensors_[quantized.more_factors.front()].name()) +
+                   " too, which safemap does not apply",
+               std::move(keep));
+    }
+
+    void require_product(const Quantized& quantized, const state::QuantizedTensors& found) const {
         if (quantized.scales.size() > 1)
             refuse(quantized, "it has two tensors of scales, " + safemap::quoted(tensors_[quantized.scales[0]].name()) +
                                   " and " + safemap::quoted(tensors_[quantized.scales[1]].name()));
-        if (quantized.has_zero_points) refuse(quantized, "it has zero points, or an order of columns");
+        if (!quantized.more_factors.empty()) refuse_more_factors(quantized, found);
         const LazyTensor& scales = tensors_[quantized.scales.front()];
         if (scales.dtype() != Dtype::f8_e8m0 && !is_castable(scales.dtype()))
             refuse(quantized, "the scales " + safemap::quoted(scales.name()) + " are " +
@@ -222,6 +252,7 @@ private:
         scaling_.factors.push_back(numbers);
         scaling_.factors.push_back(scales);
         const Dtype to = asked_dtype(numbers, options_).value_or(Dtype::bf16);
+        if (state::is_fp8(to) && !std::exchange(has_fp8_products_, true)) scaling_.notes.push_back(note_on_fp8(to));
         return scaled({numbers, *wide, *std::move(block)}).cast(to);
     }
 
@@ -262,7 +293,9 @@ private:
     }
 
     void note(std::uint64_t plain) {
-        if (!scaling_.any) scaling_.notes.emplace_back("no tensor has scales to apply");
+        if (!scaling_.any)
+            scaling_.notes.emplace_back(kept_numbers_.empty() ? "no tensor has scales to apply"
+                                                              : "no scales are applied: keep_dtype keeps all numbers");
         if (plain > 0)
             scaling_.notes.push_back(
                 (plain == 1 ? std::string("1 F8 tensor has") : std::to_string(plain) + " F8 tensors have") +
@@ -277,6 +310,7 @@ private:
     std::vector<Role> roles_;
     std::vector<std::uint32_t> products_;
     std::vector<std::uint32_t> kept_numbers_;  // quantised numbers that are copied
+    bool has_fp8_products_ = false;
     Scaling scaling_;
 };
 

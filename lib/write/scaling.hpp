@@ -22,7 +22,10 @@ struct Scaling {
     std::vector<SkippedObject> skipped = {};  ///< names of scales and other tensors that lose their meaning
     std::vector<AliasGroup> ties = {};        ///< the caller's ties without skipped names; the first name is written
     std::vector<std::string> notes = {};
-    bool any = false;  ///< false if no tensor has scales: then only `notes` has a meaning
+    /// The scales of numbers that stay quantised, and what is beside them. They keep their dtypes, too, unless a
+    /// dtype_of names them.
+    std::vector<SaveOptions::DtypeOf> stay = {};
+    bool any = false;  ///< false if no tensor has scales: then only `notes` and `stay` have a meaning
     bool all = false;  ///< true if no quantised tensor is left
 };
 

@@ -13,6 +13,7 @@ import pty
 import re
 import resource
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -671,8 +672,10 @@ class Convert(Case):
         self.assertEqual((dtypes['n=m'], dtypes['layers.0.w']), ('F32', 'F16'))
         for rule in ('norm', '=f32', 'norm=', 'norm=fp8', 'norm=x'):
             self.refused('invalid_argument', 2, 'convert', 'small.safetensors', 'no', '--dtype-of', rule)
-        for rule in ('nothing=f32', 'ids=f32', 'norm=i64'):
+        for rule in ('nothing=f32', 'nothing=i64', 'ids=f32'):
             self.refused('tensor_not_found', 2, 'convert', 'small.safetensors', 'no', '--dtype-of', rule)
+        error = self.refused('unsupported_cast', 2, 'convert', 'small.safetensors', 'no', '--dtype-of', 'norm=i64')
+        self.assertEqual(error['message'], '--dtype-of norm=i64: casts to I64 are not supported')
 
     def test_quantised_tensors(self):
         numbers = ('l.weight', 'F8_E4M3', [1, 2], b'\x38\xb8')  # 1, -1
@@ -685,6 +688,16 @@ class Convert(Case):
                      '*.weight')
         self.done('convert', 'fp8.safetensors', 'kept', '--dtype', 'bf16', '--keep-dtype', '*.weight', '--keep-dtype',
                   '*.weight_scale')
+        for words in (('--strip-prefix', 'l.'), ('--rename', 's/weight/x/'),
+                      ('--include', '*_scale', '--rename', 's/_scale/x/'),
+                      ('--rename', 's/^/a./', '--dtype-of', 'l.*=f16')):
+            words = ('convert', 'fp8.safetensors', 'new', '--dtype', 'bf16', *words)
+            error = self.refused('quantized_cast', 2, *words)
+            self.assertTrue(error['tensor'].startswith('l.weight'), error)
+            typed = shlex.split(error['hint'].partition('are: ')[2])
+            self.assertIn('*.weight_scale', typed)
+            cast = self.done(*words, *typed, '--dry-run')['cast']
+            self.assertEqual(list(cast), [] if '--include' in words else ['F32->BF16'])
         told = self.done('convert', 'fp8.safetensors', 'out', '--apply-scales')
         self.assertEqual(told['scaled'], {'tensors': 1, 'bytes': 2})
         self.assertEqual([object['name'] for object in told['skipped']], ['l.weight_scale'])

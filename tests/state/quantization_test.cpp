@@ -124,8 +124,14 @@ TEST_CASE("packed numbers, under the names of each convention") {
        {"l.weight_packed: l.weight_scale +l.weight_shape"});
     is({{"l.weight", Dtype::i8}, {"l.weight_scale", Dtype::bf16}}, {"l.weight: l.weight_scale"});
     is({{"l.weight", Dtype::i8}, {"l.scale_weight", Dtype::f32}}, {"l.weight: l.scale_weight"});
+    is({{"l.weight", Dtype::i8}, {"l.weight_scale", Dtype::f32}, {"l.weight_offset", Dtype::f32}},
+       {"l.weight: l.weight_scale +l.weight_offset"});
     is({{"e.down_proj_blocks", Dtype::u8}, {"e.down_proj_scales", Dtype::u8}},
        {"e.down_proj_blocks: e.down_proj_scales"});
+    is({{"l.qweight", Dtype::i32}, {"l.scales", Dtype::f16}, {"l.scaled_zeros", Dtype::f16}},
+       {"l.qweight: l.scales +l.scaled_zeros"});
+    is({{"l.qweight", Dtype::i8}, {"l.weight_scales", Dtype::f16}}, {"l.qweight: l.weight_scales"});
+    is({{"l.B", Dtype::i32}, {"l.s", Dtype::f16}, {"l.workspace", Dtype::i32}}, {"l.B: l.s +l.workspace"});
     is({{"l.W_q", Dtype::u8}, {"l.scale", Dtype::f16}, {"l.zero", Dtype::f16}}, {"l.W_q: l.scale +l.zero"});
     is({{"l.codes", Dtype::i16}, {"l.codebooks", Dtype::f16}, {"l.scales", Dtype::f16}},
        {"l.codes: l.codebooks +l.scales"});
@@ -161,6 +167,12 @@ TEST_CASE("float models with names that look like scales are not quantised") {
     CHECK(found({{"l.weight", Dtype::f32}, {"l.scale", Dtype::f32, {}}}).empty());
     // A vector called `scale` is usual in float models that were cast to F8 as a whole.
     CHECK(found({{"norm.weight", Dtype::f8_e4m3}, {"norm.scale", Dtype::f8_e4m3, {4}}}).empty());
+    // A state space model has a `B`, and any model an `s`.
+    CHECK(found({{"l.B", Dtype::f32}, {"l.s", Dtype::f16}}).empty());
+    CHECK(found({{"l.B", Dtype::i32}, {"l.s", Dtype::f32}}).empty());
+    CHECK(found({{"l.B", Dtype::i32, {4}}, {"l.s", Dtype::f16}}).empty());
+    CHECK(found({{"l.B", Dtype::i32}, {"l.s", Dtype::f16, {4}}}).empty());
+    CHECK(found({{"l.B", Dtype::i8}, {"l.s", Dtype::f16}}).empty());
     CHECK(found({{"x.weight.absmax", Dtype::f32}, {"x.weight", Dtype::bf16}}).empty());
 }
 
@@ -190,16 +202,72 @@ TEST_CASE("names that tied tensors have beside those of scales are reported") {
               .empty());
 }
 
-TEST_CASE("zero points and orders of columns are reported") {
-    const auto all = tensors_of({{"a.weight", Dtype::f8_e4m3},
-                                 {"a.weight_scale", Dtype::f32, {}},
-                                 {"a.weight_zero_point", Dtype::f8_e4m3, {}},
-                                 {"b.weight", Dtype::f8_e4m3},
-                                 {"b.weight_scale", Dtype::f32, {}}});
-    const QuantizedTensors quantized = find_quantized(all, {});
-    REQUIRE(quantized.all.size() == 2);
-    CHECK(quantized.all[0].has_zero_points);
-    CHECK(!quantized.all[1].has_zero_points);
+TEST_CASE("what else the values of F8 numbers depend on is reported, for the scales of each convention") {
+    for (const char* const scale :
+         {"weight_scale", "weight_scale_inv", "scale_weight", "weight_scales", "qscale_weight", "scale"})
+        for (const char* const factor : {"weight_scale_2", "weight_global_scale", "weight_offset", "weight_zero_point",
+                                         "weight_g_idx", "pre_quant_scale"}) {
+            CAPTURE(factor);
+            const auto all = tensors_of({{"a.weight", Dtype::f8_e4m3},
+                                         {std::string("a.") + scale, Dtype::f32, {}},
+                                         {std::string("a.") + factor, Dtype::f16, {}},
+                                         {"b.weight", Dtype::f8_e4m3},
+                                         {std::string("b.") + scale, Dtype::f32, {}},
+                                         {"b.input_scale", Dtype::f32, {}}});
+            const QuantizedTensors quantized = find_quantized(all, {});
+            REQUIRE(quantized.all.size() == 2);
+            CHECK(quantized.all[0].more_factors == std::vector<std::uint32_t>{2});
+            CHECK(quantized.all[0].besides == std::vector<std::uint32_t>{2});
+            CHECK(quantized.all[1].more_factors.empty());
+        }
+}
+
+TEST_CASE("scales whose numbers are not there are reported, by names that only scales have") {
+    const auto lone = [](const std::vector<Named>& all) {
+        const std::vector<LazyTensor> tensors = tensors_of(all);
+        Texts texts;
+        for (const auto& each : find_quantized(tensors, {}).lone)
+            texts.push_back((each.is_sure ? "" : "? ") + tensors[each.scale].name() + ": " + each.numbers);
+        return texts;
+    };
+    CHECK(lone({{"l.weight_scale_inv", Dtype::f32}}) == Texts{"l.weight_scale_inv: l.weight"});
+    CHECK(lone({{"e.down_proj_scale_inv", Dtype::bf16}}) == Texts{"e.down_proj_scale_inv: e.down_proj"});
+    CHECK(lone({{"l.qzeros", Dtype::i32}, {"l.scales", Dtype::f16}}) == Texts{"l.scales: l.qweight"});
+    CHECK(lone({{"l.g_idx", Dtype::i32}, {"l.scales", Dtype::f16}}) == Texts{"l.scales: l.qweight"});
+    CHECK(lone({{"l.scaled_zeros", Dtype::f16}, {"l.scales", Dtype::f16}}) ==
+          Texts{"l.scaled_zeros: l.qweight", "l.scales: l.qweight"});
+    CHECK(lone({{"l.SCB", Dtype::f32}}) == Texts{"l.SCB: l.weight"});
+    CHECK(lone({{"l.qscale_weight", Dtype::f32}}) == Texts{"l.qscale_weight: l.weight"});
+    CHECK(lone({{"l.weight.absmax", Dtype::f32}, {"l.weight.quant_map", Dtype::f32}}) ==
+          Texts{"l.weight.absmax: l.weight", "l.weight.quant_map: l.weight"});
+    for (const char* const name : {"l.weight_scale", "l.scale_weight", "l.weight_scales"})
+        CHECK(lone({{name, Dtype::f32}}) == Texts{"? " + std::string(name) + ": l.weight"});
+    // Numbers of any dtype are numbers, or what was made of them; and scales of inputs have none.
+    CHECK(lone({{"l.weight", Dtype::bf16}, {"l.weight_scale_inv", Dtype::f32}}).empty());
+    CHECK(lone({{"l.weight", Dtype::f8_e4m3}, {"l.weight_scale_inv", Dtype::f32}}).empty());
+    CHECK(lone({{"l.weight_packed", Dtype::i32}, {"l.weight_scale", Dtype::f32}}).empty());
+    for (const char* const name : {"l.input_scale_inv", "l.w1_input_scale_inv", "l.k_scale_inv", "logit_scale",
+                                   "l.scale", "l.scales", "l.wscales", "quantizer.absmax", "scale_inv", "l.k_scale"})
+        CHECK(lone({{name, Dtype::f32}}).empty());
+    CHECK(lone({{"l.qzeros", Dtype::f32}, {"l.scales", Dtype::f32}}).empty());
+}
+
+TEST_CASE("in a numbered shard whose other shards are not there, the names of scales are enough") {
+    const auto in_file = [](const std::string& name, const std::string& file) {
+        return LazyTensor(name, stored_run(Dtype::f32, {4}, memory_source(file, std::vector<std::byte>(16)), 0));
+    };
+    const auto is_sure = [](const std::vector<LazyTensor>& tensors) {
+        const QuantizedTensors quantized = find_quantized(tensors, {});
+        REQUIRE(quantized.lone.size() == 1);
+        return quantized.lone[0].is_sure;
+    };
+    const std::string first = "/m/model-00001-of-00002.safetensors";
+    const std::string second = "/m/model-00002-of-00002.safetensors";
+    CHECK(is_sure({in_file("l.weight_scale", second)}));
+    CHECK(is_sure({in_file("l.weight_scale", second), in_file("norm", second), in_file("x", "/m/other.safetensors")}));
+    CHECK(!is_sure({in_file("l.weight_scale", second), in_file("norm", first)}));
+    CHECK(!is_sure({in_file("l.weight_scale", "/m/model.safetensors")}));
+    CHECK(!is_sure({in_file("l.weight_scale", "/m/model-00001-of-00001.safetensors")}));
 }
 
 }  // namespace quantization_test

@@ -192,12 +192,19 @@ TEST_CASE("each packing is refused where a cast would reach its scales, and copi
         {tensor("l._weight_qdata", Dtype::i8, {4, 8}), tensor("l._weight_scale", Dtype::bf16, {4, 1}),
          tensor("l._weight_zero_point", Dtype::f32, {4, 1})},
         {tensor("l.weight:qdata", Dtype::f8_e4m3, {4, 8}), tensor("l.weight:scale", Dtype::f32, {4, 1})},
+        {tensor("l.qweight", Dtype::i32, {4, 4}), tensor("l.scales", Dtype::f16, {1, 4}),
+         tensor("l.scaled_zeros", Dtype::f16, {1, 4})},
+        {tensor("l.qweight", Dtype::i8, {4, 4}), tensor("l.weight_scales", Dtype::f16, {4})},
+        {tensor("l.B", Dtype::i32, {4, 4}), tensor("l.s", Dtype::f16, {1, 4}), tensor("l.workspace", Dtype::i32, {4})},
     };
     for (const auto& packing : packings) {
         CHECK_FAULT(save(dir / "out", packing, {.dtype = Dtype::f64}), Errc::quantized_cast);
         CHECK_FAULT(save(dir / "out", packing, {.apply_scales = true}), Errc::quantized_cast);
         const auto error = error_of([&] { save(dir / "out", packing, {.dtype = Dtype::f64}); });
         CHECK(error->hint().find("--apply-scales") == std::string::npos);
+        save(dir / "kept.safetensors", packing,
+             {.dtype = Dtype::f64, .keep_dtype = kept_by_hint(*error), .overwrite = true});
+        for (const LazyTensor& each : packing) CHECK(dtype_in(dir / "kept.safetensors", each.name()) == each.dtype());
         const SaveOptions keep{.keep_dtype = kept_by_hint(*error), .apply_scales = true, .overwrite = true};
         CHECK_OK(save(dir / "kept", packing, {.dtype = Dtype::f64, .keep_dtype = keep.keep_dtype, .overwrite = true}));
         CHECK_OK(save(dir / "copy", packing, {.overwrite = true}));
@@ -381,6 +388,110 @@ TEST_CASE("scales that several tensors share, two scales, and zero points") {
     const SaveReport report = save(dir / "none", none, {.apply_scales = true});
     CHECK(report.notes.size() == 1);
     CHECK(dtype_in(dir / "none/model.safetensors", "l.weight") == Dtype::bf16);
+}
+
+TEST_CASE("numbers with a second factor or an offset have no product, and stay with all of them") {
+    const TempDir dir;
+    for (const char* const scale : {"weight_scale", "weight_scale_inv", "scale_weight"})
+        for (const char* const factor :
+             {"weight_scale_2", "weight_global_scale", "weight_offset", "weight_zero_point"}) {
+            CAPTURE(factor);
+            std::vector<LazyTensor> model;
+            for (const std::string layer : {"0.", "1."}) {
+                model.push_back(tensor(layer + "weight", Dtype::f8_e4m3, {4, 4}));
+                model.push_back(of_floats(layer + scale, {4, 1}, {1, 2, 3, 4}));
+                model.push_back(of_floats(layer + factor, {}, {2}));
+            }
+            model.push_back(tensor("norm", Dtype::f32, {4}));
+            const SaveOptions products{.dtype = Dtype::bf16, .apply_scales = true};
+            const auto refused = error_of([&] { save(dir / "a", model, products); });
+            REQUIRE(refused);
+            CHECK(refused->code() == Errc::quantized_cast);
+            CHECK(refused->tensor() == "0.weight");
+            CHECK(refused->message().find(std::string("'0.") + factor + "' too") != std::string::npos);
+            const auto cast = error_of([&] { save(dir / "a", model, {.dtype = Dtype::bf16}); });
+            REQUIRE(cast);
+            CHECK(cast->hint().find("--apply-scales") == std::string::npos);
+            for (const auto& error : {*refused, *cast})
+                for (const bool apply : {false, true}) {
+                    save(dir / "kept.safetensors", model,
+                         {.dtype = Dtype::bf16,
+                          .keep_dtype = kept_by_hint(error),
+                          .apply_scales = apply,
+                          .overwrite = true});
+                    for (const LazyTensor& each : model)
+                        CHECK(dtype_in(dir / "kept.safetensors", each.name()) ==
+                              (each.name() == "norm" ? Dtype::bf16 : each.dtype()));
+                }
+        }
+}
+
+TEST_CASE("scales whose numbers are in other files are not cast") {
+    const TempDir dir;
+    const std::vector<std::vector<LazyTensor>> shards = {
+        {tensor("l.weight_scale_inv", Dtype::f32, {2, 2}), tensor("norm", Dtype::f32, {4})},
+        {tensor("l.qzeros", Dtype::i32, {1, 1}), tensor("l.scales", Dtype::f32, {1, 8}),
+         tensor("norm", Dtype::f32, {4})}};
+    for (const auto& shard : shards) {
+        const auto error = error_of([&] { save(dir / "a", shard, {.dtype = Dtype::bf16}); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::quantized_cast);
+        CHECK(error->hint().starts_with("convert all files of the model together, or copy them"));
+        save(dir / "kept.safetensors", shard,
+             {.dtype = Dtype::bf16, .keep_dtype = kept_by_hint(*error), .overwrite = true});
+        for (const LazyTensor& each : shard)
+            CHECK(dtype_in(dir / "kept.safetensors", each.name()) ==
+                  (each.name() == "norm" ? Dtype::bf16 : each.dtype()));
+        CHECK_OK(save(dir / "copy", shard, {.overwrite = true}));
+    }
+    // Any model may have a parameter with this name. In a shard, other files have what belongs to it.
+    const std::vector<LazyTensor> model = {tensor("l.weight_scale", Dtype::f32, {4}), tensor("norm", Dtype::f32, {4})};
+    const std::string shard = dir / "model-00002-of-00002.safetensors";
+    save(dir / "one.safetensors", model);
+    fs::copy_file(dir / "one.safetensors", shard);
+    const SaveReport report = save(dir / "b", Checkpoint::open(dir / "one.safetensors"), {.dtype = Dtype::bf16});
+    CHECK(report.notes == std::vector<std::string>{
+                              "'l.weight_scale' is cast, and the name is one of scales: if quantised numbers such as "
+                              "'l.weight' are in other files, convert all files together"});
+    CHECK_FAULT(save(dir / "c", Checkpoint::open(shard), {.dtype = Dtype::bf16}), Errc::quantized_cast);
+    const Checkpoint part = Checkpoint::open(shard).select(Selection::glob("norm"));
+    CHECK_OK(save(dir / "c", part, {.dtype = Dtype::bf16}));
+}
+
+TEST_CASE("the scales of kept numbers keep their dtype beside products, and no product has scales") {
+    const TempDir dir;
+    const std::vector<LazyTensor> model = {
+        tensor("a.weight", Dtype::f8_e4m3, {4, 4}), of_floats("a.weight_scale", {}, {2}),
+        of_floats("a.input_scale", {}, {2}),        tensor("b.weight", Dtype::f8_e4m3, {4, 4}),
+        of_floats("b.weight_scale", {}, {2}),       tensor("norm", Dtype::f32, {4})};
+    const fs::path out = dir / "out.safetensors";
+    for (const char* const kept : {"a.weight", "*.weight"}) {
+        SaveOptions options{
+            .dtype = Dtype::bf16, .keep_dtype = Selection::glob(kept), .apply_scales = true, .overwrite = true};
+        save_everywhere(out, model, options);
+        for (const char* const name : {"a.weight_scale", "a.input_scale"}) CHECK(dtype_in(out, name) == Dtype::f32);
+        CHECK(dtype_in(out, "a.weight") == Dtype::f8_e4m3);
+        CHECK(dtype_in(out, "norm") == Dtype::bf16);
+        const std::vector<std::string> notes = save(out, model, options).notes;
+        const char* const none_note = "no scales are applied: keep_dtype keeps all numbers";
+        CHECK(std::ranges::count(notes, none_note) == (kept[0] == '*' ? 1 : 0));
+        options.dtype_of = {{Selection::glob("a.*"), Dtype::f16}};
+        const auto error = error_of([&] { save(out, model, options); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::quantized_cast);
+        CHECK(error->hint().starts_with("copy them as they are:"));
+    }
+    const auto fp8_notes = [&](const SaveOptions& options) {
+        const SaveReport report = save(out, model, options);
+        return std::ranges::count_if(report.notes,
+                                     [](const auto& note) { return note.find("no scales") != std::string::npos; });
+    };
+    for (const Dtype dtype : {Dtype::f8_e4m3, Dtype::f8_e5m2}) {
+        CHECK(fp8_notes(
+                  {.dtype_of = {{Selection::glob("*.weight"), dtype}}, .apply_scales = true, .overwrite = true}) == 1);
+        CHECK(fp8_notes({.dtype = dtype, .apply_scales = true, .overwrite = true}) == 1);
+    }
+    CHECK(fp8_notes({.dtype = Dtype::bf16, .apply_scales = true, .overwrite = true}) == 0);
 }
 
 TEST_CASE("a parameter that shares its storage with a scale is written, under its own names") {
