@@ -7,6 +7,7 @@
 #include "open/structure.hpp"
 #include "pickle/memory_share.hpp"
 #include "safetensors/index.hpp"
+#include "state/model_names.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -29,6 +30,7 @@ struct Shard {
     std::vector<Error> faults = {};
     std::string path = {};
     bool missing = false;
+    bool beside = false;  // a shard of the same set as others, which the index does not name
 };
 
 std::string tensors_text(std::size_t count) { return std::to_string(count) + (count == 1 ? " tensor" : " tensors"); }
@@ -45,6 +47,24 @@ std::vector<Shard> shards_of(const Index& index) {
     std::erase_if(shards, [](const Shard& shard) { return shard.wanted.empty(); });
     std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.name < b.name; });
     return shards;
+}
+
+/// Adds the shards that the index does not name, of sets of which it names some.
+void add_shards_beside(const Folder& folder, const Index& index, std::vector<Shard>& shards) {
+    const std::vector<state::ShardSet> sets = state::shard_sets(index.shards);
+    if (std::all_of(sets.begin(), sets.end(), [](const state::ShardSet& set) { return set.complete(); })) return;
+    std::vector<std::string> names;
+    try {
+        names = folder.list();
+    } catch (const Error& error) {
+        if (error.code() != Errc::permission_denied) throw;
+    }
+    for (std::string& name : state::shards_beside(index.shards, names)) {
+        Shard& shard = shards.emplace_back();
+        shard.name = std::move(name);
+        shard.number = static_cast<std::uint32_t>(index.shards.size());  // the index places no tensor in it
+        shard.beside = true;
+    }
 }
 
 void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) {
@@ -89,6 +109,18 @@ public:
         // Tensors missing from a faulty shard are a consequence of its faults, and are not reported.
         if (sound) require_wanted(shard);
         joined_.add(shard.contents, shard.name);
+    }
+
+    /// Lists the tensors of a shard that the index does not name. They are left out, and so is the shard.
+    void list(Shard& shard) {
+        if (shard.missing) return;
+        if (!shard.faults.empty()) {
+            joined_.contents.notes.push_back(
+                "the index does not name " + shard.name +
+                ", though it names other shards of the set, and it cannot be read: " + shard.faults.front().what());
+            return;
+        }
+        take_tensors(shard);
     }
 
     /// Returns everything that was added.
@@ -214,6 +246,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     PathSink with_path(faults, index_source->name());
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
+    add_shards_beside(folder, index, shards);
     const Watch watch(options.work.monitor, "opening", 0);
     parallel_for_pickles(shards.size(), options.work.threads, [&](std::size_t i) {
         watch.check_stop();
@@ -221,7 +254,10 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     });
 
     ShardMerge merge(index, faults);
-    for (Shard& shard : shards) merge.add(shard);
+    for (Shard& shard : shards) {
+        if (shard.beside) merge.list(shard);
+        else merge.add(shard);
+    }
     Contents contents = merge.take();
     merge_metadata(index, contents);
     compare_total_size(index, contents);

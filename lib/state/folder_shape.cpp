@@ -377,7 +377,7 @@ template <std::size_t N> bool among(std::string_view name, const std::string_vie
 }
 
 bool is_companion(std::string_view name) {
-    if (name.ends_with(".safetensors")) return false;
+    if (ends_as_safetensors(name)) return false;
     std::string_view stem = name.substr(0, name.rfind('.'));
     const std::size_t number = stem.find_last_not_of(all_digits) + 1;  // npos + 1 is 0
     if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
@@ -582,6 +582,8 @@ bool is_weights(std::string_view name) {
         return name.size() > ending.size() && name.ends_with(ending);
     });
 }
+
+bool ends_as_safetensors(std::string_view name) { return name.ends_with(".safetensors") || name.ends_with(".sft"); }
 
 FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
     FileNames heads = ending_in(files, ".safetensors.index.json");

@@ -133,8 +133,11 @@ std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
 /// The name of the folder beside a model that holds the state of its optimizer, as safetensors.
 inline constexpr const char* optimizer_folder = "optimizer";
 
-inline constexpr std::array<std::string_view, 5> weights_endings = {".safetensors", ".pt", ".pth", ".ckpt", ".bin"};
+inline constexpr std::array<std::string_view, 6> weights_endings = {".safetensors", ".sft",  ".pt",
+                                                                    ".pth",         ".ckpt", ".bin"};
 /// Returns true if a file of that name may hold weights.
 bool is_weights(std::string_view name);
+/// Returns true for a name that ends in ".safetensors" or ".sft".
+bool ends_as_safetensors(std::string_view name);
 
 }  // namespace safemap::SAFEMAP_ABI::state

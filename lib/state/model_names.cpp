@@ -9,6 +9,7 @@
 #include <charconv>
 #include <iterator>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -77,6 +78,19 @@ std::optional<std::uint64_t> take_number_at_end(std::string_view& text) {
     return number;
 }
 
+/// Removes "-of-" from the end of `text`, and returns it. Some programs write '_', or upper case.
+std::string_view take_of(std::string_view& text) {
+    constexpr std::size_t size = 4;
+    if (text.size() < size) return {};
+    const std::string_view of = text.substr(text.size() - size);
+    const auto is_dash = [](char c) { return c == '-' || c == '_'; };
+    const bool fits =
+        is_dash(of[0]) && (of[1] == 'o' || of[1] == 'O') && (of[2] == 'f' || of[2] == 'F') && of[3] == of[0];
+    if (!fits) return {};
+    text.remove_suffix(size);
+    return of;
+}
+
 bool take_at_end(std::string_view& text, std::string_view end) {
     if (!text.ends_with(end)) return false;
     text.remove_suffix(end.size());
@@ -109,13 +123,17 @@ bool take_shard(ModelName& name) {
     const std::size_t end = stem.size();
     const auto shards = take_number_at_end(stem);
     const std::size_t digits = end - stem.size();
-    if (!shards || *shards == 0 || !take_at_end(stem, "-of-")) return false;
-    const auto number = take_number_at_end(stem);
-    if (!number || *number > *shards || !take_at_end(stem, "-") || stem.empty()) return false;
+    if (!shards || *shards == 0) return false;
+    const std::string_view of = take_of(stem);
+    const auto number = of.empty() ? std::nullopt : take_number_at_end(stem);
+    const std::size_t at = stem.size();
+    if (!number || *number > *shards || !take_at_end(stem, of.substr(0, 1)) || stem.empty()) return false;
     name.kind = ModelName::Kind::shard;
     name.number = *number;
     name.shards = *shards;
     name.digits = digits;
+    name.at = at;
+    name.of = of;
     name.variant = variant;
     name.stem.resize(stem.size());
     return true;
@@ -145,21 +163,23 @@ Rank rank_of(const ModelName& name) {
     return name.kind == ModelName::Kind::index ? Rank::model : Rank::other;
 }
 
+/// The order of endings: safetensors before pickles, and its usual ending first.
+int order_of_ending(std::string_view ending) { return ending == ".safetensors" ? 0 : ending == ".sft" ? 1 : 2; }
+
 /// The order of preference. The smallest is preferred.
 auto preference(const ModelName& name) {
-    return std::tuple(!name.variant.empty(), rank_of(name), name.ending != ".safetensors", name.kind);
+    return std::tuple(!name.variant.empty(), rank_of(name), order_of_ending(name.ending), name.kind);
 }
 
-/// The number in the name of a shard.
-std::string_view digits_of(std::string_view shard) {
-    const std::string_view before = shard.substr(0, shard.rfind("-of-"));
-    return before.substr(before.rfind('-') + 1);
+/// The number in the name of a shard, which begins at `at`.
+std::string_view digits_of(std::string_view shard, std::size_t at) {
+    const std::string_view rest = shard.substr(at);
+    return rest.substr(0, rest.find_first_not_of("0123456789"));
 }
 
-/// Returns the name of a shard with another text in place of its number.
-std::string with_number(const std::string& shard, std::string_view number) {
-    const std::string_view digits = digits_of(shard);
-    return std::string(shard).replace(static_cast<std::size_t>(digits.data() - shard.data()), digits.size(), number);
+/// Returns the name of a shard with another text in place of its number, which begins at `at`.
+std::string with_number(const std::string& shard, std::size_t at, std::string_view number) {
+    return std::string(shard).replace(at, digits_of(shard, at).size(), number);
 }
 
 std::string padded(std::uint64_t number, std::size_t digits) {
@@ -172,12 +192,12 @@ void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbe
     constexpr std::uint64_t most = 8;
     const std::uint64_t first = numbered.contains(0) ? 0 : 1;
     const std::string& one = numbered.begin()->second;
-    const std::size_t digits = digits_of(one).size();
+    const std::size_t digits = digits_of(one, set.name.at).size();
     for (const auto& [number, file] : numbered)
         if (number - first < set.name.shards) set.files.push_back(file);
     set.missing = set.name.shards - set.files.size();
     for (std::uint64_t n = first; set.lacks.size() < std::min(most, set.missing); ++n)
-        if (!numbered.contains(n)) set.lacks.push_back(with_number(one, padded(n, digits)));
+        if (!numbered.contains(n)) set.lacks.push_back(with_number(one, set.name.at, padded(n, digits)));
 }
 
 }  // namespace
@@ -196,15 +216,15 @@ std::optional<ModelName> model_name(std::string_view file) {
     return std::nullopt;
 }
 
-std::string ShardSet::text() const { return with_number(files.front(), "*"); }
+std::string ShardSet::text() const { return with_number(files.front(), name.at, "*"); }
 
 std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
-    std::map<std::tuple<Model, std::uint64_t, std::size_t>, std::pair<ModelName, std::map<std::uint64_t, std::string>>>
-        sets;
+    using Key = std::tuple<Model, std::uint64_t, std::size_t, std::string>;
+    std::map<Key, std::pair<ModelName, std::map<std::uint64_t, std::string>>> sets;
     for (const std::string& file : names) {
         auto name = model_name(file);
         if (!name || name->kind != ModelName::Kind::shard) continue;
-        auto& set = sets[{model_of(*name), name->shards, name->digits}];
+        auto& set = sets[{model_of(*name), name->shards, name->digits, name->of}];
         set.second.emplace(name->number, file);
         set.first = *std::move(name);
     }
@@ -220,6 +240,21 @@ std::optional<ShardSet> set_of_shard(const std::string& file) {
     std::vector<ShardSet> sets = shard_sets(std::span(&file, 1));
     if (sets.empty() || sets.front().complete()) return std::nullopt;
     return std::move(sets.front());
+}
+
+std::vector<std::string> shards_beside(std::span<const std::string> named, std::span<const std::string> all) {
+    const std::set<std::string_view> are_named(named.begin(), named.end());
+    std::vector<std::string> together(named.begin(), named.end());
+    std::copy_if(all.begin(), all.end(), std::back_inserter(together),
+                 [&](const std::string& name) { return !are_named.contains(name); });
+    std::vector<std::string> beside;
+    for (ShardSet& set : shard_sets(together)) {
+        const auto first = std::stable_partition(set.files.begin(), set.files.end(),
+                                                 [&](const std::string& file) { return are_named.contains(file); });
+        if (first == set.files.begin()) continue;
+        beside.insert(beside.end(), std::make_move_iterator(first), std::make_move_iterator(set.files.end()));
+    }
+    return beside;
 }
 
 Error lacks_shards(const ShardSet& set) {

@@ -25,11 +25,13 @@ struct ModelName {
     std::uint64_t number = 0;  ///< for a shard, its number
     std::uint64_t shards = 0;  ///< for a shard, the number of shards: at least 1
     std::size_t digits = 0;    ///< for a shard, how many digits that number has: 5 in "-of-00003"
+    std::size_t at = 0;        ///< for a shard, where in the file's name its number begins
+    std::string of = {};       ///< for a shard, the text between its number and the number of shards: "-of-"
 };
 
 /// Parses the name of a model's file. A single file has one of the known stems. An index of safetensors or `.bin`
-/// shards, and a shard ("STEM-00001-of-00003.safetensors"), have any stem. Returns nothing for other names, for hidden
-/// files, and for shards with DCP information.
+/// shards, and a shard ("STEM-00001-of-00003.safetensors"), have any stem. A shard may have '_' in place of '-', and
+/// "OF". Returns nothing for other names, for hidden files, and for shards with DCP information.
 std::optional<ModelName> model_name(std::string_view file);
 
 /// The numbered shards of one model: files whose names differ in the number alone. Files with numbers beyond the set
@@ -48,6 +50,9 @@ std::vector<ShardSet> shard_sets(std::span<const std::string> names);
 
 /// Returns the set of one shard by itself. Returns nothing for a name of another kind, and for the only shard of a set.
 std::optional<ShardSet> set_of_shard(const std::string& file);
+
+/// Returns the names among `all` that are shards of the same sets as some of `named`, and are not named themselves.
+std::vector<std::string> shards_beside(std::span<const std::string> named, std::span<const std::string> all);
 
 /// Returns the error shard_missing for a set that is not complete.
 Error lacks_shards(const ShardSet& set);

@@ -188,7 +188,12 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     const auto source = folder.open(index_name);
     if (!source) throw Error(Errc::path_not_found, "no such file").with_path(folder.name() + '/' + index_name);
     ThrowFirst faults;
-    const safetensors::Index index = safetensors::read_index(*source, faults);
+    safetensors::Index index = safetensors::read_index(*source, faults);
+    for (std::string& shard : state::shards_beside(index.shards, folder.list())) {
+        found.repairs.push_back(index_name + ": it does not name " + safemap::quoted(shard) +
+                                ", though it names other shards of the set");
+        index.shards.push_back(std::move(shard));
+    }
     state::Joined joined;
     for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
         const std::string& shard = index.shards[number];

@@ -50,9 +50,7 @@ void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, 
 
 }  // namespace
 
-bool names_file(const std::filesystem::path& out) {
-    return out.native().ends_with(".safetensors") || out.native().ends_with(".sft");
-}
+bool names_file(const std::filesystem::path& out) { return state::ends_as_safetensors(out.native()); }
 
 bool is_one_file(const std::filesystem::path& out, const SaveOptions& options) {
     if (!options.one_file) return names_file(out);

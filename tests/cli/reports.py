@@ -102,6 +102,42 @@ class Reports(unittest.TestCase):
         self.assertIn(lost, [entry['name'] for entry in run('inspect', self.dir / 'repaired')['tensors']])
         self.assertIn('\x1b[33m  skipped  ' + lost, self.on_terminal('convert', folder, self.dir / 'colours'))
 
+    def test_index_lacks_shard(self):
+        folder = self.dir / 'three'
+        shutil.copytree(REPORTS / 'index_lacks_tensor', folder)
+        names = sorted(path.name for path in folder.glob('*.safetensors'))
+        lost = sorted(tensors_of(folder / names[1]))
+        first = sorted(tensors_of(folder / names[0]))
+        index = {'metadata': {}, 'weight_map': dict.fromkeys(first, names[0])}
+        (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+        report = run('verify', folder, code=1)
+        self.assertEqual(sorted((fault['code'], fault['tensor'], fault['path']) for fault in report['faults']),
+                         [('index_lacks_tensor', name, str(folder / names[1])) for name in lost])
+        done = run('convert', folder, self.out)
+        self.assertEqual(sorted(entry['name'] for entry in done['skipped']), lost)
+        self.assertTrue(any('safemap repair' in note for note in done['notes']), done['notes'])
+        self.assertIn('\x1b[33m  skipped  ' + lost[0], self.on_terminal('convert', folder, self.dir / 'colours'))
+        run('repair', folder, self.dir / 'repaired')
+        self.assertEqual(sorted(entry['name'] for entry in run('inspect', self.dir / 'repaired')['tensors']),
+                         sorted(first + lost))
+
+    def test_shards_of_other_spellings(self):
+        data = (REPORTS / 'shard_of_three_missing' / 'model-00001-of-00003.safetensors').read_bytes()
+        for name, lacks in (('model-00001-of-00002.sft', 'model-00002-of-00002.sft'),
+                            ('model_00001_of_00002.safetensors', 'model_00002_of_00002.safetensors'),
+                            ('X-00001-OF-00002.safetensors', 'X-00002-OF-00002.safetensors')):
+            folder = self.dir / name
+            folder.mkdir()
+            (folder / name).write_bytes(data)
+            for given in (folder, f'{folder}/*'):
+                error = run('convert', given, self.out, code=1)['error']
+                self.assertEqual(error['code'], 'shard_missing')
+                self.assertIn(lacks, error['message'])
+        folder = self.dir / 'one'
+        folder.mkdir()
+        (folder / 'model.sft').write_bytes(data)
+        self.assertEqual(run('inspect', folder)['files'], ['model.sft'])
+
     def on_terminal(self, *args):
         """Returns what a command prints to a terminal."""
         here, there = pty.openpty()

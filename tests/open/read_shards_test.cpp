@@ -87,6 +87,41 @@ TEST_CASE("tensors that the index omits are noted, not listed") {
     CHECK(contents.unindexed[0].shard == "folder/1");
 }
 
+TEST_CASE("the tensors of a shard that the index does not name are as those that it omits") {
+    const std::string first = "m-1-of-3.safetensors";
+    const std::string second = "m-2-of-3.safetensors";
+    const std::string third = "m-3-of-3.safetensors";
+    Files files = {{"index", R"({"weight_map":{"a":")" + first + R"(","b":")" + second + R"("}})"},
+                   {first, forge::u8_file({{"a", 1}})},
+                   {second, forge::u8_file({{"b", 1}})},
+                   {third, forge::u8_file({{"c", 1}, {"a", 1}, {"d", 1}})},
+                   {"n-3-of-3.safetensors", forge::u8_file({{"e", 1}})}};
+    Contents contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.files == Names{first, second});
+    REQUIRE(contents.skipped.size() == 2);
+    CHECK(contents.skipped[0].name == "c");
+    CHECK(contents.skipped[1].why == "the index does not name it; " + third + " holds it");
+    REQUIRE(contents.unindexed.size() == 2);
+    CHECK(contents.unindexed[1].name == "d");
+    CHECK(contents.unindexed[1].shard == "folder/" + third);
+    REQUIRE(contents.notes.size() == 2);
+    CHECK(contents.notes[1] == third +
+                                   " holds 2 tensors that the index does not name; the first is 'c'; "
+                                   "`safemap repair` writes an index with all of them");
+
+    files[third] = "cut";
+    contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.unindexed.empty());
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0].starts_with("the index does not name " + third + ", though it names other shards"));
+
+    // A shard of which a repeated name leaves no tensor is named all the same.
+    files["index"] = R"({"weight_map":{"a":")" + first + R"(","b":")" + third + R"(","b":")" + second + R"("}})";
+    CHECK(read(files).notes.size() == 1);
+}
+
 TEST_CASE("a tensor that another shard of the index has is not left out") {
     const Contents contents = read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
                                     {"1", forge::u8_file({{"a", 1}, {"b", 1}})},

@@ -305,6 +305,11 @@ TEST_CASE("numbered shards without an index are a model if all are there") {
         {{shards[0], "other.bin"}, Kind::several, {"other.bin", shards[0]}},
         {{shards[0], "model.safetensors"}, Kind::file, {"model.safetensors"}},
         {{shards[0], ".metadata", "__0_0.distcp"}, Kind::dcp, {".metadata"}},
+        {{"model.sft"}, Kind::file, {"model.sft"}},
+        {{"odd.sft", "config.json"}, Kind::file, {"odd.sft"}},
+        {{"m-1-of-2.sft"}, Kind::shards_lack, {"m-1-of-2.sft"}},
+        {{"m_1_of_2.bin", "optimizer.pt"}, Kind::shards_lack, {"m_1_of_2.bin"}},
+        {{"M-2-OF-2.sft", "M-1-OF-2.sft"}, Kind::shards, {"M-1-OF-2.sft", "M-2-OF-2.sft"}},
         {{shards[0], shards[1], "adapter_model.bin", "x.bin.index.json"}, Kind::index, {"x.bin.index.json"}},
     });
     CHECK(shape({shards[0], shards[1], "old.ckpt"}).others == FileNames{"old.ckpt"});

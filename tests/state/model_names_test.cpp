@@ -62,6 +62,12 @@ TEST_CASE("the name of a file says what it is of a model") {
     CHECK(parsed("model-00001-of-00002.fp16.safetensors") == "shard model [fp16] .safetensors 1/2");
     CHECK(parsed("my.model-v1.5-00000-of-00002.pt") == "shard my.model-v1.5 [] .pt 0/2");
 
+    // Endings, underscores and upper case of some programs.
+    CHECK(parsed("model.sft") == "file model [] .sft");
+    CHECK(parsed("model-00001-of-00003.sft") == "shard model [] .sft 1/3");
+    CHECK(parsed("my_model_00001_of_00003.safetensors") == "shard my_model [] .safetensors 1/3");
+    CHECK(parsed("X-00001-OF-00002.fp16.safetensors") == "shard X [fp16] .safetensors 1/2");
+
     for (const char* none : {"weights.safetensors",
                              "models.safetensors",
                              "model",
@@ -87,6 +93,14 @@ TEST_CASE("the name of a file says what it is of a model") {
                              "x-1-of-2.txt",
                              "x-1234567890-of-1234567890.bin",
                              "shard-00001-model-00001-of-00002.safetensors",
+                             "x-1_of_2.bin",
+                             "x_1-of-2.bin",
+                             "x_1_of-2.bin",
+                             "x1of2.bin",
+                             "x-1-at-2.bin",
+                             "_1_of_2.bin",
+                             "-of-2.bin",
+                             "of-2.bin",
                              "consolidated.x.y.pth",
                              ""}) {
         CAPTURE(none);
@@ -129,6 +143,39 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
     CHECK(std::string(error.what()).find("m-000008-of-999999999.bin") != std::string::npos);
 }
 
+TEST_CASE("a set has one spelling, and what is missing of it has the same") {
+    const auto lacks = [](const Names& names) {
+        std::string text;
+        for (const state::ShardSet& set : state::shard_sets(names))
+            for (const std::string& name : set.lacks) text += set.text() + " lacks " + name + "; ";
+        return text;
+    };
+    CHECK(lacks({"model_00001_of_00003.bin", "model_00003_of_00003.bin"}) ==
+          "model_*_of_00003.bin lacks model_00002_of_00003.bin; ");
+    CHECK(lacks({"X-00001-OF-00002.sft"}) == "X-*-OF-00002.sft lacks X-00002-OF-00002.sft; ");
+    CHECK(lacks({"a-1-of-2-00001-of-00002.pt"}) == "a-1-of-2-*-of-00002.pt lacks a-1-of-2-00002-of-00002.pt; ");
+    CHECK(lacks({"x_1_of_2.bin", "x-2-of-2.bin"}) ==
+          "x-*-of-2.bin lacks x-1-of-2.bin; x_*_of_2.bin lacks x_2_of_2.bin; ");
+    CHECK(lacks({"model_1_of_2.bin", "model_2_of_2.bin"}).empty());
+}
+
+TEST_CASE("shards beside those that are named are of the same set") {
+    const auto beside = [](const Names& named, const Names& all) { return state::shards_beside(named, all); };
+    const Names all = {"a-00001-of-00003.bin",
+                       "a-00002-of-00003.bin",
+                       "a-00003-of-00003.bin",
+                       "a-00001-of-00002.bin",
+                       "b-00003-of-00003.bin",
+                       "a-00003-of-00003.pt",
+                       "model.bin"};
+    CHECK(beside({all[0], all[1]}, all) == Names{all[2]});
+    CHECK(beside({all[2]}, all) == Names{all[0], all[1]});
+    CHECK(beside({all[0], all[1], all[2]}, all).empty());
+    CHECK(beside({"model.bin"}, all).empty());
+    CHECK(beside({}, all).empty());
+    CHECK(beside({all[0], "a-00002-of-00003.bin"}, {}).empty());
+}
+
 TEST_CASE("a random part of a set lacks exactly the other numbers") {
     std::mt19937 random(soak::seed(34));
     for (int round = 0; round < soak::rounds(200); ++round) {
@@ -160,6 +207,9 @@ TEST_CASE("one of several models of a folder is preferred, or they are equal") {
     CHECK(preferred({"model.safetensors", "x.safetensors.index.json"}) == "x.safetensors.index.json");
     CHECK(preferred({"adapter_model.safetensors", "pytorch_model.bin"}) == "pytorch_model.bin");
     CHECK(preferred({"adapter_model.bin", "adapter_model.safetensors"}) == "adapter_model.safetensors");
+    CHECK(preferred({"model.sft", "pytorch_model.bin"}) == "model.sft");
+    CHECK(preferred({"model.sft", "model.safetensors"}) == "model.safetensors");
+    CHECK(preferred({"x_1_of_2.bin", "x_2_of_2.bin"}) == "x_1_of_2.bin x_2_of_2.bin");
     CHECK(preferred({"consolidated.safetensors", "model-1-of-1.safetensors"}) == "model-1-of-1.safetensors");
     CHECK(preferred({"model-1-of-2.safetensors", "model-2-of-2.safetensors"}) ==
           "model-1-of-2.safetensors model-2-of-2.safetensors");
