@@ -21,7 +21,7 @@ void CommonOptions::declare(CLI::App& app) {
     add_parsed(app, "--access", open.access, parse_access,
                "how files are read: map local files (auto), always map (mapped), or never map (copied)")
         ->type_name("ACCESS");
-    add_parsed(app, "--max-header-size", open.max_header_bytes, parse_size,
+    add_parsed(app, "--max-header-size", open.max_header_bytes, parse_header_size,
                "longest header of a safetensors file, to read and to write (default: 100MB)")
         ->type_name("SIZE");
     app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name an unknown class or function");

@@ -79,6 +79,13 @@ std::uint64_t parse_size(std::string_view text) {
     return size;
 }
 
+std::uint64_t parse_header_size(std::string_view text) {
+    constexpr std::uint64_t longest = 4'294'967'295;  // the most that max_header_bytes of the library counts
+    const std::uint64_t size = parse_size(text);
+    if (size > longest) refuse(text, "a length of a header: at most 4294967295 bytes");
+    return size;
+}
+
 Dtype parse_dtype_name(std::string_view text) {
     constexpr std::array<std::pair<std::string_view, Dtype>, 3> of_c{
         {{"half", Dtype::f16}, {"float", Dtype::f32}, {"double", Dtype::f64}}};

@@ -91,7 +91,8 @@ struct SaveOptions {
     /// Maximum bytes of a header. The default is the limit of the reference implementation, whose readers refuse longer
     /// ones. Shards are cut at it, or at this limit if it is lower. Throws header_too_large beyond this limit: in a
     /// single file, the file of a rank, and a shard of one tensor, or of one layer that ShardStrategy::by_prefix does
-    /// not split. At most 4,294,967,295. OpenOptions::max_header_bytes is the limit for reading.
+    /// not split. At most 4,294,967,295: a larger number counts as that. OpenOptions::max_header_bytes is the limit for
+    /// reading.
     std::uint64_t max_header_bytes = 100'000'000;
     /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
     /// format. With several shards, the index gets the pairs in its `metadata`, without the format. Each shard gets

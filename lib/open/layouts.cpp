@@ -66,9 +66,17 @@ FileNames inside(std::string_view folder, FileNames names) {
     std::string message = (paths.size() == 1 ? "1 model" : std::to_string(paths.size()) + " models") +
                           " of a pipeline (model_index.json): " + listed(paths);
     if (!shape.others.empty()) message += "; without weights: " + listed(shape.others);
+    if (!shape.foreign.empty())
+        message += "; with weights that safemap does not read: " + listed(inside(folder, shape.foreign));
     throw Error(Errc::several_models, message)
         .with_hint("each is a model of its own: mkdir OUT; safemap convert " + shell_word(paths.front()) + ' ' +
                    shell_word("OUT/" + shape.files.front()) + "; and so on");
+}
+
+/// Returns what to do with files that may be those of ranks under other names. Such files are pickles.
+std::string hint_of_ranks(const FileNames& files) {
+    if (std::any_of(files.begin(), files.end(), state::ends_as_safetensors)) return {};
+    return "; files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link them";
 }
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
@@ -80,7 +88,8 @@ FileNames inside(std::string_view folder, FileNames names) {
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
     if (sets) error.with_hint("give one of these globs in quotes");
     else if (shape.what == "files of weights and no index")
-        error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
+        error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint" +
+                        hint_of_ranks(shape.files));
     else error.with_hint("give one of them");
     throw error;
 }

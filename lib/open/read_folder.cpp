@@ -123,10 +123,19 @@ bool is_not_gathered(const Contents& contents) {
     return !contents.tensors.empty() && std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty);
 }
 
+bool is_in_set(const std::string& name, std::string_view set) {
+    const auto file = state::rank_file(name);
+    return file && file->set == set;
+}
+
 void note_others(const FolderShape& shape, Contents& contents) {
     FileNames others = shape.others;
     std::erase_if(others, [&contents](const std::string& name) { return has(contents.files, name); });
-    if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
+    const bool lacks = shape.kind == ShapeKind::ranks_lack;  // the files of the shape are then those that are missing
+    if (lacks) std::erase_if(others, [&shape](const std::string& name) { return is_in_set(name, shape.what); });
+    if (others.empty()) return;
+    contents.notes.push_back((lacks ? std::string() : "read " + shape.files.front() + "; ") +
+                             "not read: " + listed(others));
 }
 
 /// Reads a shape that has a reader; returns nothing for any other.

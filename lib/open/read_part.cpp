@@ -44,7 +44,13 @@ private:
 
 std::string hint_for(const std::filesystem::path& path, const std::optional<state::RankFile>& rank) {
     constexpr std::string_view parts = "; --as-parts (OpenOptions::as_parts) gives the local parts in this file";
-    if (!rank) return "give the folder, or the files of all ranks together" + std::string(parts);
+    const std::string file = path.filename().native();
+    const bool is_known = distributed::zero_name(file) || file == "model_optim_rng.pt";
+    if (!rank && is_known) return "give the folder, or the files of all ranks together" + std::string(parts);
+    if (!rank)
+        return "files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link the files of "
+               "all ranks, and give their folder" +
+               std::string(parts);
     return "give the files of all ranks, in quotes: " + shell_word((path.parent_path() / rank->set).native()) +
            std::string(parts);
 }
@@ -131,9 +137,9 @@ std::optional<Contents> read_part(const std::shared_ptr<const Source>& source, c
     const auto is_flat = [](const LazyTensor& tensor) { return distributed::is_flat_key(tensor.name()); };
     if (!plain.tree && std::any_of(plain.tensors.begin(), plain.tensors.end(), is_flat))
         return read_alone(source, path, options);
-    // Local parts of FSDP1 are plain tensors. States of random number generators are not parts of anything.
+    // Local parts of FSDP1 are plain tensors. The state of a run is not a part of anything.
     const auto rank = state::rank_file(file);
-    if (rank && rank->world_size.value_or(1) > 1 && !rank->set.starts_with("extra_state_"))
+    if (rank && rank->world_size.value_or(1) > 1 && !state::is_training_state(*rank))
         refuse("the name says that this is the file of rank " + std::to_string(rank->rank) + " of " +
                    std::to_string(*rank->world_size),
                path, rank);

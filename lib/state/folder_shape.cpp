@@ -273,6 +273,16 @@ MaybeShape megatron(const FolderNames& names) {
 
 // 7: one file per rank.
 
+/// Names of files that trainers leave beside a model: stems, which a number may follow.
+constexpr std::string_view companion_stems[] = {"dataloader",       "dl_state_dict", "lr_scheduler", "optimizer",
+                                                "rng_state",        "sampler",       "scaler",       "scheduler",
+                                                "train_dataloader", "train_state",   "training_args"};
+constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
+
+template <std::size_t N> bool among(std::string_view name, const std::string_view (&list)[N]) {
+    return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
 /// The files of a set by rank. Two names can give one rank, such as "rank_1.pt" and "rank_01.pt".
 using Ranks = std::multimap<std::uint64_t, std::string>;
 using Sets = std::map<std::string, Ranks>;
@@ -329,8 +339,7 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     std::erase_if(sets, [&](const auto& set) {
         return !(listed && set.second.size() > 1) && !is_set(set, first.at(set.first).world_size);
     });
-    // States of random number generators and schedulers are not a model.
-    const auto holds_state = [](const auto& set) { return set.first.starts_with("extra_state_"); };
+    const auto holds_state = [&](const auto& set) { return is_training_state(first.at(set.first)); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;
     FileNames globs;
@@ -365,16 +374,6 @@ MaybeShape rank_files(const FolderNames& names) {
 }
 
 // 8: the only other file of weights.
-
-/// Names of files that trainers leave beside a model: stems, which a number may follow.
-constexpr std::string_view companion_stems[] = {"dataloader",       "dl_state_dict", "lr_scheduler", "optimizer",
-                                                "rng_state",        "sampler",       "scaler",       "scheduler",
-                                                "train_dataloader", "train_state",   "training_args"};
-constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
-
-template <std::size_t N> bool among(std::string_view name, const std::string_view (&list)[N]) {
-    return std::find(std::begin(list), std::end(list), name) != std::end(list);
-}
 
 bool is_companion(std::string_view name) {
     if (ends_as_safetensors(name)) return false;
@@ -446,6 +445,25 @@ FileNames components(const FolderNames& names) {
     return found;
 }
 
+/// Returns the folders inside whose weights are of another framework alone, as paths of one of their files:
+/// "vision/tf_model.h5". Those among `others` are no such folders.
+FileNames foreign_weights(const FolderNames& names, const FileNames& others) {
+    constexpr std::string_view endings[] = {".gguf", ".ggml",    ".h5",   ".keras",    ".msgpack", ".npz",
+                                            ".onnx", ".mlmodel", ".nemo", ".pdparams", ".tflite"};
+    const auto is_foreign = [&](const std::string& name) {
+        return !name.starts_with('.') && std::any_of(std::begin(endings), std::end(endings),
+                                                     [&](std::string_view ending) { return name.ends_with(ending); });
+    };
+    FileNames found;
+    for (std::size_t i = 0; i < names.below.size(); ++i) {
+        if (passed_over(names.folders[i]) || has(others, names.folders[i])) continue;
+        const FileNames& files = names.below[i].files;
+        const auto file = std::find_if(files.begin(), files.end(), is_foreign);
+        if (file != files.end()) found.push_back(names.folders[i] + '/' + *file);
+    }
+    return found;
+}
+
 /// The file in which diffusers lists the components of a pipeline, and that of sentence-transformers.
 constexpr std::string_view pipeline_list = "model_index.json";
 constexpr std::string_view module_list = "modules.json";
@@ -456,36 +474,80 @@ MaybeShape pipeline(const FolderNames& names) {
     if (!has(names.files, pipeline_list)) return std::nullopt;
     FileNames models = components(names);
     if (models.empty()) return std::nullopt;
-    FileNames lack = matching(names.listed_components, [&](const std::string& name) { return !has(models, name); });
+    FileNames foreign = foreign_weights(names, models);
+    const auto is_lacking = [&](const std::string& name) {
+        return !has(models, name) && std::none_of(foreign.begin(), foreign.end(), [&](const std::string& file) {
+            return file.starts_with(name + '/');
+        });
+    };
+    FileNames lack = matching(names.listed_components, is_lacking);
     FileNames files = weights_in(names);
     models.insert(models.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
-    if (models.size() == 1 && lack.empty()) return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
+    if (models.size() == 1 && lack.empty() && foreign.empty())
+        return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
     FolderShape shape = several(std::move(models), std::string(pipeline_models), true);
     shape.others = std::move(lack);
+    shape.foreign = std::move(foreign);
     return shape;
+}
+
+/// Returns the first module with a model that `modules.json` lists, if the folder is one of sentence-transformers.
+MaybeShape first_module(const FolderNames& names) {
+    FileNames models = names.listed_modules.empty() ? FileNames() : components(names);
+    const auto first = std::find_if(names.listed_modules.begin(), names.listed_modules.end(),
+                                    [&](const std::string& module) { return has(models, module); });
+    if (first == names.listed_modules.end()) return std::nullopt;
+    FileNames foreign = foreign_weights(names, models);
+    std::erase(models, *first);
+    models.insert(models.end(), std::make_move_iterator(foreign.begin()), std::make_move_iterator(foreign.end()));
+    return FolderShape{.kind = ShapeKind::folder, .files = {*first}, .others = std::move(models)};
+}
+
+/// Reads a small file of JSON. Returns nothing if it is not JSON.
+std::optional<json::Value> read_list(const Source& list, std::string_view name) {
+    constexpr std::uint64_t longest = 1 << 20;
+    try {
+        return json::parse(json::read_text(list, longest, Errc::index_not_json, name), Errc::index_not_json);
+    } catch (const Error& error) {
+        if (error.code() != Errc::index_not_json) throw;
+        return std::nullopt;
+    }
+}
+
+/// Returns the folders of the modules of sentence-transformers, in their order:
+/// [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}].
+FileNames modules_in(const Source& list) {
+    const auto root = read_list(list, module_list);
+    FileNames modules;
+    if (!root || root->array() == nullptr) return modules;
+    for (const json::Value& module : *root->array()) {
+        const json::Value* const path = module.find("path");
+        if (path != nullptr && path->string() != nullptr) modules.push_back(*path->string());
+    }
+    return modules;
 }
 
 /// Returns the components of a pipeline that have weights, by the names of their classes:
 /// {"unet": ["diffusers", "UNet2DConditionModel"], "scheduler": ["diffusers", "PNDMScheduler"]}.
 FileNames components_in(const Source& list) {
-    constexpr std::uint64_t longest = 1 << 20;
-    constexpr std::string_view without_weights[] = {"Scheduler", "Tokenizer", "Processor", "FeatureExtractor"};
+    // Words of classes, which a program may choose itself, and of the names that pipelines give to the components.
+    constexpr std::string_view without_weights[] = {"Scheduler", "Tokenizer", "Processor", "FeatureExtractor",
+                                                    "scheduler", "tokenizer", "processor", "feature_extractor"};
+    const auto has_weights = [&](const std::string& name) {
+        return std::none_of(std::begin(without_weights), std::end(without_weights),
+                            [&](auto word) { return name.find(word) != std::string::npos; });
+    };
     const auto is_class_of_weights = [&](const json::Value& value) {
         const auto* const pair = value.array();
         const std::string* const name = pair != nullptr && pair->size() == 2 ? (*pair)[1].string() : nullptr;
-        return name != nullptr && std::none_of(std::begin(without_weights), std::end(without_weights),
-                                               [&](auto word) { return name->find(word) != std::string::npos; });
+        return name != nullptr && has_weights(*name);
     };
     FileNames components;
-    try {
-        const json::Value root =
-            json::parse(json::read_text(list, longest, Errc::index_not_json, pipeline_list), Errc::index_not_json);
-        if (root.object() == nullptr) return {};
-        for (const json::Member& member : *root.object())
-            if (!member.key.starts_with('_') && is_class_of_weights(member.value)) components.push_back(member.key);
-    } catch (const Error& error) {
-        if (error.code() != Errc::index_not_json) throw;
-    }
+    const auto root = read_list(list, pipeline_list);
+    if (!root || root->object() == nullptr) return components;
+    for (const json::Member& member : *root->object())
+        if (!member.key.starts_with('_') && has_weights(member.key) && is_class_of_weights(member.value))
+            components.push_back(member.key);
     return components;
 }
 
@@ -512,12 +574,18 @@ FolderShape shape_inside(const FolderNames& names) {
         optimizer = {std::move(pair->optimizer)};
     }
     if (found.size() > 1) return several(std::move(found), "folders that hold a checkpoint", true);
-    if (found.size() == 1)
+    if (found.size() == 1) {
+        FileNames known = others;
+        known.push_back(found.front());
+        known.insert(known.end(), optimizer.begin(), optimizer.end());
+        FileNames foreign = foreign_weights(names, known);
+        others.insert(others.end(), std::make_move_iterator(foreign.begin()), std::make_move_iterator(foreign.end()));
         return {.kind = ShapeKind::folder,
                 .files = std::move(found),
                 .others = std::move(others),
                 .unfinished = std::move(unfinished),
                 .optimizer = std::move(optimizer)};
+    }
     if (unfinished.empty()) return {};
     return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
 }
@@ -616,6 +684,14 @@ std::optional<RankFile> rank_file(std::string_view file) {
     return std::nullopt;
 }
 
+bool is_training_state(const RankFile& file) {
+    std::string_view stem = file.set;
+    stem = stem.substr(0, std::min(stem.find("_world_size_"), stem.find("_rank")));
+    const std::size_t number = stem.find_last_not_of(all_digits) + 1;
+    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
+    return stem == "extra_state" || (stem != "optimizer" && among(stem, companion_stems));
+}
+
 std::optional<ShardFile> shard_file(std::string_view file) {
     const auto shard = take_number(file, "shard-");
     const auto number = shard ? take_number(file, "-model-") : std::nullopt;
@@ -684,6 +760,7 @@ FolderShape shape_of(const FolderNames& names) {
     if (MaybeShape parts = pipeline(names)) return *std::move(parts);
     FolderShape shape = shape_of_folder(names);
     if (shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions) return shape;
+    if (MaybeShape module = first_module(names)) return *std::move(module);
     FolderShape inside = shape_inside(names);
     if (inside.kind != ShapeKind::nothing) return inside;
     // DeepSpeed's marker tells what the folder is, even if no tag is left.
@@ -706,6 +783,8 @@ FolderNames names_in(const Folder& folder) {
     names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
     if (has(names.files, pipeline_list))
         if (const auto list = folder.open(pipeline_list)) names.listed_components = components_in(*list);
+    if (has(names.files, module_list))
+        if (const auto list = folder.open(module_list)) names.listed_modules = modules_in(*list);
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());

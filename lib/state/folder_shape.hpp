@@ -28,6 +28,8 @@ struct FolderNames {
     std::optional<std::string> latest_checkpointed_iteration = {};
     /// The components with weights that `model_index.json` lists. Empty if it does not exist or cannot be read.
     std::vector<std::string> listed_components = {};
+    /// The folders that `modules.json` lists, likewise.
+    std::vector<std::string> listed_modules = {};
 };
 
 /// The kind of checkpoint in a folder. The comment of a kind says what `FolderShape::files` names.
@@ -67,6 +69,8 @@ struct FolderShape {
     FileNames files = {};
     /// Files and folders that are not read, and that the user should know of.
     FileNames others = {};
+    /// For the models of a pipeline: a file of weights in each folder whose weights are all of another framework.
+    FileNames foreign = {};
     FileNames unfinished = {};  ///< for folder: folders beside it whose save was interrupted
     /// The state of the model's optimizer beside it. For rank_files: the files of its set. For folder: the folder.
     FileNames optimizer = {};
@@ -115,6 +119,9 @@ struct RankFile {
 
 /// Parses the name of a rank's file. Returns nothing for other names.
 std::optional<RankFile> rank_file(std::string_view file);
+/// Returns true for states of random number generators, schedulers and more, which trainers write beside the model:
+/// "extra_state_world_size_4_rank_0.pt". They are not a model, and not the state of its optimizer.
+bool is_training_state(const RankFile& file);
 /// A file of Hugging Face shards: "shard-00002-model-00001-of-00003.safetensors".
 struct ShardFile {
     std::uint64_t shard = 0;  ///< number of the rank, from 1

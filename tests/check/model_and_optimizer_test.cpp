@@ -147,6 +147,10 @@ TEST_CASE("a rank that is missing in the optimizer only is an error when the opt
     CHECK_FALSE(verify(folder).ok());
     fs::remove(folder / "model_world_size_2_rank_0.pt");
     CHECK_FAULT(Checkpoint::open(folder), Errc::rank_missing);
+    // The note names no file of the set: one is missing, and the other is checked.
+    const std::vector<std::string> notes = verify(folder).notes;
+    CHECK(has_word(notes, "not read: extra_state_world_size_2_rank_0.pt"));
+    CHECK_FALSE(has_word(notes, "model_world_size_2_rank_"));
 }
 
 TEST_CASE("an optimizer of another world, and a third set, are refused with a list") {

@@ -57,6 +57,9 @@ TEST_SUITE("parse") {
         CHECK(parse_size("1KiB") == 1024);
         CHECK(parse_size("3kB") == 3000);
         CHECK(parse_size("2TB") == 2'000'000'000'000);
+        CHECK(parse_header_size("4294967295") == 4'294'967'295);
+        CHECK_FAULT(parse_header_size("4294967296"), Errc::invalid_argument);
+        CHECK_FAULT(parse_header_size("5GB"), Errc::invalid_argument);
         CHECK(parse_size("2TiB") == 2ULL << 40);
         CHECK(parse_size("17") == 17);
         CHECK(parse_size("17B") == 17);

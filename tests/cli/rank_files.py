@@ -221,6 +221,24 @@ class Sets(Case):
         self.assertEqual(self.converted(pathlib.Path(glob[1]))[0], self.converted(path)[0])
 
     @each_set
+    def test_files_of_other_names_open_when_they_are_linked(self, row, path):
+        if row['folder'] not in ('fsdp2_hsdp', 'sharded_tensor'):
+            return
+        wanted, _ = self.converted(path)
+        names = sorted(path.glob('*rank*'), key=lambda file: int(re.search(r'(\d+)\.\w+$', file.name)[1]))
+        folder = self.out()
+        folder.mkdir()
+        for rank, file in enumerate(names):
+            file.rename(path / f'x{rank}.pt')
+            (folder / f'rank_{rank}.pt').symlink_to(path / f'x{rank}.pt')
+        given = [path / f'x{rank}.pt' for rank in range(len(names))]
+        for words in (['convert', *given, self.out()], ['inspect', given[0]], ['inspect', path]):
+            hint = safemap(*words).error()['hint']
+            self.assertIn('rank_0.pt', hint)
+            self.assertNotIn('files of all ranks together', hint)
+        self.assertEqual(self.converted(folder)[0], wanted)
+
+    @each_set
     def test_a_manifest_of_another_name(self, row, path):
         manifest = path / 'manifest.json'
         if not manifest.exists() or row['world'] == 1:

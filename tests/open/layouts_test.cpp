@@ -55,6 +55,13 @@ TEST_CASE("an unsupported layout is refused by name, with a hint") {
     const Error several = refused(forge::files_of({"a/model.safetensors", "b/.metadata"}));
     CHECK(several.code() == Errc::several_models);
     CHECK(several.message().find("folder/a, folder/b") != std::string::npos);
+    const Error files = refused(forge::files_of({"x0.pt", "x1.pt"}));
+    CHECK(files.hint().find("rank_0.pt") != std::string::npos);
+    CHECK(refused(forge::files_of({"x0.sft", "x1.pt"})).hint().find("rank_0.pt") == std::string::npos);
+    const Error pipeline = refused(forge::files_of(
+        {R"(model_index.json={"vae":["diffusers","V"]})", "text_encoder/model.safetensors", "unet/model.onnx"}));
+    CHECK(pipeline.message().find("without weights: vae; with weights that safemap does not read: "
+                                  "folder/unet/model.onnx") != std::string::npos);
 }
 
 TEST_CASE("a single file of a DCP checkpoint is refused") {

@@ -142,6 +142,11 @@ TEST_CASE("rank files form one set, and two sets are ambiguous") {
         {{"model_world_size_1_rank_0.pt", "extra_state_world_size_1_rank_0.pt"},
          Kind::rank_files,
          {"model_world_size_1_rank_0.pt"}},
+        {{"model_world_size_1_rank_0.pt", "lr_scheduler_world_size_1_rank_0.pt", "scheduler_rank0.bin",
+          "rng_state_0_rank0.bin"},
+         Kind::rank_files,
+         {"model_world_size_1_rank_0.pt"}},
+        {{"lr_scheduler_world_size_1_rank_0.pt"}, Kind::rank_files, {"lr_scheduler_world_size_1_rank_0.pt"}},
         {{"model_world_size_2_rank_0.pt", "value_world_size_2_rank_0.pt"},
          Kind::several,
          {"model_world_size_2_rank_*.pt", "value_world_size_2_rank_*.pt"}},
@@ -227,6 +232,9 @@ TEST_CASE("a model with its optimizer beside it is one checkpoint") {
     CHECK(sets.files == FileNames{"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"});
     CHECK(sets.optimizer == FileNames{"optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_1.pt"});
     CHECK(sets.others == FileNames{"extra_state_world_size_2_rank_0.pt"});
+    CHECK(shape({"model_world_size_1_rank_0.pt", "optimizer_world_size_1_rank_0.pt",
+                 "lr_scheduler_world_size_1_rank_0.pt"})
+              .optimizer == FileNames{"optimizer_world_size_1_rank_0.pt"});
     const auto lacks = shape({"model_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt"});
     CHECK(lacks.kind == Kind::ranks_lack);
     const auto folders = shape({"pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "scheduler.pt", "rng/x"});
@@ -343,6 +351,49 @@ TEST_CASE("a pipeline of diffusers has a model in each component") {
     // sentence-transformers: the first module is here, the others are named.
     CHECK(shape({"modules.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"}).others ==
           FileNames{"2_Dense"});
+}
+
+TEST_CASE("the first module of sentence-transformers is the model, and the other modules are named") {
+    const std::string list =
+        R"(modules.json=[{"idx":0,"path":"10_Transformer"},{"idx":1,"path":"1_Pooling"},{"idx":2,"path":"2_Dense"}])";
+    const std::string transformer = "10_Transformer/model.safetensors";
+    const FolderShape found = shape({list, transformer, "1_Pooling/config.json", "2_Dense/model.safetensors"});
+    CHECK(found.kind == Kind::folder);
+    CHECK(found.files == FileNames{"10_Transformer"});
+    CHECK(found.others == FileNames{"2_Dense"});
+    CHECK(shape({list, "10_Transformer/model.onnx", "2_Dense/model.safetensors"}).others ==
+          FileNames{"10_Transformer/model.onnx"});
+    check(
+        {{{list, transformer}, Kind::folder, {"10_Transformer"}},
+         {{list, "10_Transformer/config.json"}, Kind::nothing, {}},
+         {{list, transformer, "model.safetensors"}, Kind::file, {"model.safetensors"}},
+         {{"modules.json={}", transformer, "2_Dense/model.safetensors"}, Kind::several, {"10_Transformer", "2_Dense"}},
+         {{"modules.json=[1,{\"path\":2},{\"path\":\"../2_Dense\"}]", transformer}, Kind::folder, {"10_Transformer"}}});
+}
+
+TEST_CASE("folders whose weights are of another framework are named") {
+    const std::string text = "text_encoder/model.safetensors";
+    const auto others = [&](const std::string& file) { return shape({text, file}).others; };
+    for (const char* file : {"vision/tf_model.h5", "vision/flax_model.msgpack", "unet/flux.gguf", "unet/model.onnx",
+                             "step2/weights.npz"}) {
+        CHECK(shape({text, file}).kind == Kind::folder);
+        CHECK(others(file) == FileNames{file});
+    }
+    CHECK(others("vision/config.json").empty());
+    CHECK(others("text_encoder/model.onnx").empty());
+    CHECK(others("vision/.model.onnx").empty());
+    CHECK(others("vision.tmp/model.onnx").empty());
+    CHECK(shape({text, "v/ema.pt", "v/model.onnx"}).others == FileNames{"v"});
+
+    const std::string list =
+        R"(model_index.json={"text_encoder":["transformers","T"],"unet":["diffusers","U"],"vae":["diffusers","V"],)"
+        R"("scheduler":["mine","S"],"tokenizer_2":["mine","T"],"feature_extractor":["mine","F"]})";
+    const FolderShape pipeline = shape({list, text, "unet/model.onnx"});
+    CHECK(pipeline.kind == Kind::several);
+    CHECK(pipeline.files == FileNames{"text_encoder"});
+    CHECK(pipeline.others == FileNames{"vae"});
+    CHECK(pipeline.foreign == FileNames{"unet/model.onnx"});
+    CHECK(shape({"model_index.json", text, "unet/model.onnx"}).kind == Kind::several);
 }
 
 TEST_CASE("files that the caller lists are one set of ranks also without rank 0") {
