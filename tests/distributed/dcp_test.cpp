@@ -274,7 +274,7 @@ TEST_CASE("objects that need more memory than the share of a thread are read, an
         CollectFaults faults;
         open::read_located(open::locate(save.folder()), {.work = {.threads = threads}}, faults);
         REQUIRE(faults.faults().size() == 2);
-        for (std::size_t i : {0, 1}) {
+        for (std::size_t i = 0; i < 2; ++i) {
             CHECK(faults.faults()[i].code() == Errc::pickle_too_large);
             CHECK(faults.faults()[i].tensor() == (i == 0 ? "bad" : "bad_again"));
         }

@@ -99,7 +99,7 @@ TEST_CASE("threads share the memory, and what is left over is read alone, in ord
 }
 
 TEST_CASE("fewer pickles than threads have larger shares") {
-    for (const std::size_t count : {0, 1, 2, 3}) {
+    for (std::size_t count = 0; count < 4; ++count) {
         std::atomic<bool> wrong = false;
         parallel_for_pickles(count, 8, [&](std::size_t) {
             if (MemoryShare::least() != whole / count) wrong = true;
