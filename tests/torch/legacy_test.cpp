@@ -475,7 +475,7 @@ TEST_CASE("the pickles of a storage inside a pickle have the memory that is left
     CHECK(!opens(0, 10'000));
     CHECK(!opens(10'000, 10'000));
     CHECK(!opens(28'000, 0));
-    for (const std::size_t inside : {28'000, 100'000}) {
+    for (const std::size_t inside : {std::size_t{28'000}, std::size_t{100'000}}) {
         const auto error = opens(28'000, inside);
         REQUIRE(error.has_value());
         CHECK(error->code() == Errc::pickle_too_large);
