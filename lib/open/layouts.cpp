@@ -2,6 +2,7 @@
 // removed.
 #include "open/layouts.hpp"
 
+#include "base/folder.hpp"
 #include "base/text.hpp"
 #include "open/readers.hpp"
 #include "state/model_names.hpp"
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -105,11 +107,36 @@ std::string hint_of_ranks(const FileNames& files) {
     throw error;
 }
 
-[[noreturn]] void refuse_nothing(const FolderNames& names) {
+/// Adds the paths of the folders deeper inside that hold a checkpoint: NeMo-RL has policy/weights/model. Looks at no
+/// more than `left` folders.
+void add_deeper(const Folder& folder, const std::string& path, int levels, std::size_t& left, FileNames& found) {
+    for (const std::string& name : folder.folders()) {
+        if (left == 0) return;
+        --left;
+        const std::shared_ptr<const Folder> inner = name.starts_with('.') ? nullptr : folder.folder(name);
+        if (!inner) continue;
+        const std::string at = path + '/' + name;
+        const ShapeKind kind = state::shape_of(state::names_in(*inner)).kind;
+        const bool holds_one = kind != ShapeKind::nothing && kind != ShapeKind::companions;
+        if (holds_one) found.push_back(at);
+        else if (levels > 1) add_deeper(*inner, at, levels - 1, left, found);
+    }
+}
+
+[[noreturn]] void refuse_nothing(const FolderNames& names, const Folder& folder) {
     if (names.files.empty() && names.folders.empty()) throw Error(Errc::not_a_checkpoint, "the folder holds no files");
     FileNames all = names.files;
     for (const std::string& name : names.folders) all.push_back(name + '/');
-    throw Error(Errc::not_a_checkpoint, "the folder holds neither an index nor a file of weights, but " + listed(all));
+    Error error(Errc::not_a_checkpoint, "the folder holds neither an index nor a file of weights, but " + listed(all));
+    constexpr int levels = 4;
+    std::size_t left = 256;
+    FileNames deeper;
+    try {
+        add_deeper(folder, folder.name(), levels, left, deeper);
+    } catch (const Error&) {  // a folder that cannot be listed says nothing
+    }
+    if (!deeper.empty()) error.with_hint("give the folder of a checkpoint in it: " + listed(deeper));
+    throw error;
 }
 
 }  // namespace
@@ -119,18 +146,18 @@ std::string listed(const FileNames& names) {
     return names_text(names, most);
 }
 
-void refuse(const FolderShape& shape, const FolderNames& names, std::string_view folder) {
+void refuse(const FolderShape& shape, const FolderNames& names, const Folder& folder) {
     if (const Layout* layout = layout_of(shape.kind)) refuse_layout(*layout, listed(shape.files));
     switch (shape.kind) {
-        case ShapeKind::several: refuse_several(shape, folder);
-        case ShapeKind::unfinished: refuse_unfinished(shape, folder);
+        case ShapeKind::several: refuse_several(shape, folder.name());
+        case ShapeKind::unfinished: refuse_unfinished(shape, folder.name());
         case ShapeKind::bad_tag:
             throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.what))
                 .with_hint("give the folder of one tag instead");
         case ShapeKind::ranks_lack:
             throw Error(Errc::rank_missing, "missing files of " + shape.what + ": " + listed(shape.files));
         case ShapeKind::shards_lack: throw state::lacks_shards(state::shard_sets(shape.files).front());
-        default: refuse_nothing(names);
+        default: refuse_nothing(names, folder);
     }
 }
 

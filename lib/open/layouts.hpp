@@ -1,6 +1,7 @@
 // Layouts that safemap recognises and does not read yet, and the error for each.
 #pragma once
 
+#include "base/folder.hpp"
 #include "state/folder_shape.hpp"
 
 #include <string_view>
@@ -8,8 +9,8 @@
 namespace safemap::SAFEMAP_ABI::open {
 
 /// Throws the error of a shape that is not read: unsupported_layout, several_models, not_a_checkpoint, or another code
-/// for training folders. `folder` is the folder's name in messages.
-[[noreturn]] void refuse(const state::FolderShape& shape, const state::FolderNames& names, std::string_view folder);
+/// for training folders. If there is nothing, looks into folders of `folder` for the hint.
+[[noreturn]] void refuse(const state::FolderShape& shape, const state::FolderNames& names, const Folder& folder);
 
 /// Throws unsupported_layout if the name of `file` says that it is a part of a layout, useless without the other parts;
 /// unfinished_checkpoint if it is what an interrupted save leaves.

@@ -155,7 +155,7 @@ std::optional<Contents> read_known(const std::shared_ptr<const Folder>& folder, 
 Contents read_beside(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderShape& model,
                      const FolderNames& names, const OpenOptions& options, FaultSink& faults) {
     auto contents = read_known(folder, shape, options, faults);
-    if (!contents) refuse(shape, names, folder->name());
+    if (!contents) refuse(shape, names, *folder);
     contents->notes.push_back("read " + listed(shape.files) + "; not read: " + listed(model.files));
     return *std::move(contents);
 }
@@ -166,7 +166,7 @@ Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderSha
     const bool wants_state = options.weights != Weights::automatic || options.deepspeed_compat;
     if (wants_state && is_deepspeed(beside)) return read_beside(folder, beside, shape, names, options, faults);
     auto contents = read_known(folder, shape, options, faults);
-    if (!contents) refuse(shape, names, folder->name());
+    if (!contents) refuse(shape, names, *folder);
     if (beside.kind != ShapeKind::nothing && is_not_gathered(*contents))
         return read_beside(folder, beside, shape, names, options, faults);
     return *std::move(contents);

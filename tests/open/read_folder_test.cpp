@@ -112,4 +112,20 @@ TEST_CASE("a folder without weights is refused") {
     CHECK_FAULT(read({{"config.json", "{}"}, {".bin", "x"}}), Errc::not_a_checkpoint);
 }
 
+TEST_CASE("a folder without weights whose folders have checkpoints deeper inside is refused with their paths") {
+    const auto hint_of = [](const std::map<std::string, std::string>& files) {
+        const auto error = error_of([&] { static_cast<void>(read(files)); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::not_a_checkpoint);
+        return error->hint();
+    };
+    CHECK(hint_of({{"info.json", "{}"},
+                   {"policy/tokenizer/vocab.json", "{}"},
+                   {"policy/weights/model/model.safetensors", one},
+                   {"value/inner/a/b/model.safetensors", two}}) ==
+          "give the folder of a checkpoint in it: folder/policy/weights, folder/value/inner/a");
+    CHECK(hint_of({{"info.json", "{}"}, {"policy/tokenizer/vocab.json", "{}"}, {".old/a/b/model.bin", one}}).empty());
+    CHECK(hint_of({{"info.json", "{}"}, {"a/b/c/d/e/f/g/model.bin", one}}).empty());
+}
+
 }  // namespace read_folder_test
