@@ -316,7 +316,7 @@ std::vector<Style> styles() {
 
 TEST_CASE("lists of shards are taken in every form that torch gives them, and the tensors are the same") {
     for (Style style : styles()) {
-        for (const std::uint64_t rows : {1, 100, 20'000}) {
+        for (const std::uint64_t rows : {1U, 100U, 20'000U}) {
             style.rows = rows;
             CHECK(same_outcome(style, pickles(style)).starts_with("t0 F32["));
             CHECK(taken(style, pickle(style, 1)).first == style.tensors * (style.spec ? 2 : 1));
@@ -449,7 +449,7 @@ TEST_CASE("a mutated set gives the same tensors or the same error as without tak
             const std::size_t at = 2 + random() % (one.size() - 2);
             switch (random() % 5) {
                 case 0: one[at] = static_cast<char>(random() % 256); break;
-                case 1: one[at] = static_cast<char>(one[at] ^ (1U << random() % 8)); break;
+                case 1: one[at] = static_cast<char>(static_cast<unsigned char>(one[at]) ^ (1U << random() % 8)); break;
                 case 2: one[at] = one[2 + random() % (one.size() - 2)]; break;
                 case 3: one.erase(at, 1 + random() % 3); break;
                 default: one.insert(at, other.substr(std::min(at, other.size()), 1 + random() % 4));
