@@ -78,7 +78,7 @@ FileNames inside(std::string_view folder, FileNames names) {
 /// Returns what to do with files that may be those of ranks under other names. Such files are pickles.
 std::string hint_of_ranks(const FileNames& files) {
     if (std::any_of(files.begin(), files.end(), state::ends_as_safetensors)) return {};
-    return "; files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link them";
+    return "; " + std::string(names_of_ranks) + "them";
 }
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {

@@ -16,6 +16,10 @@ namespace safemap::SAFEMAP_ABI::open {
 /// unfinished_checkpoint if it is what an interrupted save leaves.
 void refuse_part(std::string_view file);
 
+/// Says in hints how files of ranks are found.
+inline constexpr std::string_view names_of_ranks =
+    "files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link ";
+
 /// Returns "a, b and 3 more".
 std::string listed(const state::FileNames& names);
 

@@ -7,6 +7,7 @@
 #include "distributed/read_rank_files.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
+#include "open/layouts.hpp"
 #include "open/readers.hpp"
 
 #include <safemap/advanced/text.hpp>
@@ -48,9 +49,7 @@ std::string hint_for(const std::filesystem::path& path, const std::optional<stat
     const bool is_known = distributed::zero_name(file) || file == "model_optim_rng.pt";
     if (!rank && is_known) return "give the folder, or the files of all ranks together" + std::string(parts);
     if (!rank)
-        return "files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link the files of "
-               "all ranks, and give their folder" +
-               std::string(parts);
+        return std::string(names_of_ranks) + "the files of all ranks, and give their folder" + std::string(parts);
     return "give the files of all ranks, in quotes: " + shell_word((path.parent_path() / rank->set).native()) +
            std::string(parts);
 }

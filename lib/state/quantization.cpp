@@ -325,16 +325,17 @@ private:
 
     /// Returns true if a tensor is in a numbered shard, and no tensor is from some other shard of the set.
     bool other_shards_lack(std::uint32_t tensor) {
-        const std::string file = file_of(tensors_[tensor]);
-        if (!set_of_shard(file)) return false;
-        if (files_.empty()) {
-            std::set<std::string> names;
-            for (const LazyTensor& each : tensors_) names.insert(file_of(each));
-            files_.assign(names.begin(), names.end());
-        }
-        for (const ShardSet& set : shard_sets(files_))
-            if (std::find(set.files.begin(), set.files.end(), file) != set.files.end()) return !set.complete();
-        return false;
+        if (!incomplete_) incomplete_ = files_of_incomplete_sets();
+        return incomplete_->contains(file_of(tensors_[tensor]));
+    }
+
+    std::set<std::string> files_of_incomplete_sets() const {
+        std::set<std::string> names;
+        for (const LazyTensor& each : tensors_) names.insert(file_of(each));
+        std::set<std::string> files;
+        for (const ShardSet& set : shard_sets(std::vector<std::string>(names.begin(), names.end())))
+            if (!set.complete()) files.insert(set.files.begin(), set.files.end());
+        return files;
     }
 
     /// Returns the name of the file that has a tensor, without its folder. It is empty if that is not one place.
@@ -377,8 +378,8 @@ private:
     std::span<const AliasGroup> ties_;
     std::optional<NamesAndTies> names_;  // made when the first name looks like one of scales
     std::map<std::uint32_t, std::size_t> by_numbers_;
-    std::set<std::string, std::less<>> known_names_;  // names of tied tensors that are scales, or beside numbers
-    std::vector<std::string> files_;                  // files of all tensors, if a lone scale is in a shard
+    std::set<std::string, std::less<>> known_names_;   // names of tied tensors that are scales, or beside numbers
+    std::optional<std::set<std::string>> incomplete_;  // shards whose sets lack others; made for the first lone scale
     QuantizedTensors found_;
     std::string text_;
 };

@@ -37,8 +37,8 @@ struct Quantized {
     /// of them counts.
     std::vector<std::uint32_t> scales;
     std::vector<std::uint32_t> besides = {};  ///< `input_scale`, zero points, code books and so on
-    /// Those of `besides` that are of no convention alone, and change the values: a second factor, an offset, zero
-    /// points, or an order of columns.
+    /// Tensors among `besides` without which numbers times scales are not the values: second factors, offsets, zero
+    /// points, orders of columns.
     std::vector<std::uint32_t> more_factors = {};
 };
 
