@@ -3,6 +3,7 @@
 
 #include <safemap/error.hpp>
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,6 +30,13 @@ std::string quoted(std::string_view text);
 std::string names_text(std::span<const std::string> names, std::size_t most);
 /// Returns true if a path stays in the folder where it begins: relative and without "..". Ignores symbolic links.
 bool stays_below(std::string_view path) noexcept;
+/// Returns the number that all of a text spells in decimal digits; nothing for any other text, and for a number that
+/// `Number` cannot hold.
+template <class Number = std::uint64_t> std::optional<Number> decimal(std::string_view text) noexcept {
+    Number number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
 /// Returns "1234 bytes" or "1 byte".
 std::string bytes_text(std::uint64_t count);
 

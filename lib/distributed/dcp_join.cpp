@@ -6,6 +6,7 @@
 #include "base/faults.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 
 #include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
@@ -82,22 +83,24 @@ private:
         }
     }
 
+    Agreement agreement(const OfRank& a, const OfRank& b) const {
+        return Agreement(names_[a.rank], {}, "in " + names_[b.rank]);
+    }
+
     [[noreturn]] void differ(const OfRank& a, const OfRank& b, std::string_view what, const std::string& in_a,
                              const std::string& in_b) const {
-        throw Error(Errc::ranks_differ, "ranks differ in " + std::string(what) + ": " + in_a + " in " + names_[a.rank] +
-                                            ", " + in_b + " in " + names_[b.rank]);
+        agreement(a, b).differ(what, in_a, in_b);
     }
 
     void compare(const OfRank& a, const OfRank& b) const {
         const DcpEntry& one = entry(a);
         const DcpEntry& other = entry(b);
         const auto kind = [](const DcpEntry& each) { return std::string(each.tensor ? "a tensor" : "an object"); };
-        if (one.tensor != other.tensor) differ(a, b, "what this is", kind(one), kind(other));
-        if (one.dtype != other.dtype)
-            differ(a, b, "the dtype", std::string(safemap::name(one.dtype)), std::string(safemap::name(other.dtype)));
-        if (!(one.shape == other.shape)) differ(a, b, "the shape", to_string(one.shape), to_string(other.shape));
-        const std::string paths[] = {path_text(ranks_[a.rank], one), path_text(ranks_[b.rank], other)};
-        if (paths[0] != paths[1]) differ(a, b, "the path", excerpt(paths[0]), excerpt(paths[1]));
+        const Agreement agree = agreement(a, b);
+        agree("what this is", kind(one), kind(other));
+        agree("the dtype", one.dtype, other.dtype);
+        agree("the shape", one.shape, other.shape);
+        agree("the path", path_text(ranks_[a.rank], one), path_text(ranks_[b.rank], other));
     }
 
     void add(const std::vector<OfRank>& group) {

@@ -8,6 +8,7 @@
 #include "base/checked.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "lazy/whole.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
@@ -156,19 +157,13 @@ public:
 private:
     static void require_same(const FilePart& first, const LazyTensor& value, const std::vector<HfFile>& files) {
         const LazyTensor& known = first.part.value;
-        const auto differ = [&](const std::string& here, const std::string& there) {
-            throw Error(Errc::ranks_differ, "it has " + here + " here, and " + there + " in " + files[first.file].name);
-        };
-        if (known.dtype() != value.dtype())
-            differ("dtype " + std::string(name(value.dtype())), std::string(name(known.dtype())));
-        if (known.shape().size() != value.shape().size())
-            differ(dimensions_text(value.shape().size()), std::to_string(known.shape().size()));
+        const Agreement agree(files[first.file].name);
+        agree("the dtype", known.dtype(), value.dtype());
+        agree("the number of dimensions", known.shape().size(), value.shape().size());
     }
 
     void take_shape(const Shape& stated, std::uint32_t file, const std::vector<HfFile>& files) {
-        if (shape_ && *shape_ != stated)
-            throw Error(Errc::ranks_differ, "global_shape is " + to_string(stated) + " here, and " +
-                                                to_string(*shape_) + " in " + files[shape_file_].name);
+        if (shape_) Agreement(files[shape_file_].name)("global_shape", *shape_, stated);
         shape_ = stated;
         shape_file_ = file;
     }

@@ -25,8 +25,6 @@ std::string role_text(TensorRole role) {
     return role == TensorRole::sharded ? "a ShardedTensor" : "a plain tensor";
 }
 
-std::string described(Dtype dtype, const Shape& shape) { return std::string(name(dtype)) + " " + to_string(shape); }
-
 std::string described(const std::vector<StatedShard>& shards) {
     constexpr std::size_t most = 4;
     std::string text = std::to_string(shards.size()) + (shards.size() == 1 ? " shard" : " shards");
@@ -101,12 +99,6 @@ std::string kind_text(const StateTree::Node& node) {
     return std::holds_alternative<StateTree::Tensor>(node) ? "a plain tensor" : "no tensor";
 }
 
-Error difference(const std::string& first_file, const std::string& what, const std::string& first,
-                 const std::string& other) {
-    return Error(Errc::ranks_differ, what + " differ between ranks: " + first + " in " + excerpt(first_file) + ", " +
-                                         other + " in this file");
-}
-
 bool LocalParts::add(std::uint32_t number, NodeId other) {
     const SkeletonTensor& tensor = skeleton_.tensors()[number];
     const StateTree::Node& node = tree_[other];
@@ -137,13 +129,12 @@ bool LocalParts::add_plain(std::uint32_t number, const SkeletonTensor& tensor, c
         set_part(number, {.offset = value.element_count()});
         return false;
     }
-    if (value.dtype() != tensor.dtype)
-        differ("the dtypes", std::string(name(tensor.dtype)), std::string(name(value.dtype())));
+    agree_("the dtype", tensor.dtype, value.dtype());
     if (tensor.role == TensorRole::piece) {
         set_part(number, odd({{0, &value}}));
         return false;
     }
-    if (value.shape() != tensor.shape) differ("the shapes", to_string(tensor.shape), to_string(value.shape()));
+    agree_("the shape", tensor.shape, value.shape());
     const bool is_other = sampled_differ(tensor, value);
     if (is_other && is_byte_list(value)) {
         set_part(number, {.state = LocalPart::State::empty});
@@ -165,13 +156,12 @@ bool LocalParts::sampled_differ(const SkeletonTensor& tensor, const LazyTensor& 
 }
 
 void LocalParts::compare(const StatedTensor& first, const StatedTensor& other) const {
-    if (first.dtype != other.dtype)
-        differ("the dtypes", described(first.dtype, first.shape), described(other.dtype, other.shape));
-    if (first.shape != other.shape) differ("the shapes", to_string(first.shape), to_string(other.shape));
+    agree_("the dtype", first.dtype, other.dtype);
+    agree_("the shape", first.shape, other.shape);
     if (first.placements != other.placements)
         differ("the placements", to_string(first.placements), to_string(other.placements));
     if (first.orders != other.orders || first.order != other.order)
-        differ("the orders in which the tensor is sharded", "one", "another");
+        differ("the order in which the tensor is sharded", "one", "another");
     if (!other.shards_as_first && !same_shards(first.shards, other.shards))
         differ("the shards", described(first.shards), described(other.shards));
 }

@@ -1,6 +1,7 @@
 // Compares the tensors of a rank's file with those of the skeleton, and notes where its parts of them are.
 #pragma once
 
+#include "distributed/agree.hpp"
 #include "distributed/rank_meshes.hpp"
 #include "distributed/rank_names.hpp"
 #include "distributed/rank_share.hpp"
@@ -21,9 +22,6 @@
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
-/// Returns the error ranks_differ: "the dtypes differ between ranks: F32 in rank_0.pt, F64 in this file".
-Error difference(const std::string& first_file, const std::string& what, const std::string& first,
-                 const std::string& other);
 /// Returns "a DTensor", "a ShardedTensor", "a plain tensor" or "no tensor".
 std::string kind_text(const StateTree::Node& node);
 
@@ -34,7 +32,7 @@ public:
                RankMeshes& meshes, const SampleSizes& samples, const ShardLists* lists, RankShare& share)
         : skeleton_(skeleton),
           tree_(tree),
-          names_(names),
+          agree_(names.file(0)),
           meshes_(meshes),
           samples_(samples),
           nodes_(tree, names, names.rank(i), meshes, lists),
@@ -64,12 +62,12 @@ private:
     LocalPart odd(const Values& values);
     void set_part(std::uint32_t number, const LocalPart& part);
     [[noreturn]] void differ(const std::string& what, const std::string& first, const std::string& other) const {
-        throw difference(names_.file(0), what, first, other);
+        agree_.differ(what, first, other);
     }
 
     const Skeleton& skeleton_;
     const StateTree& tree_;
-    const RankNames& names_;
+    Agreement agree_;
     RankMeshes& meshes_;
     SampleSizes samples_;
     ShardedNodes nodes_;

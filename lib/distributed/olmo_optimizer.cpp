@@ -4,13 +4,13 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "distributed/values.hpp"
 #include "lazy/whole.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -36,11 +36,10 @@ std::string without_wrappers(std::string_view name) {
 
 /// Returns the number that a key of `state` is.
 std::int64_t number_of(const std::string& key) {
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), number);
-    if (error != std::errc() || end != key.data() + key.size())
+    const auto number = decimal<std::int64_t>(key);
+    if (!number)
         throw Error(Errc::field_missing, "the key " + excerpt(key) + " of state is not the number of a parameter");
-    return number;
+    return *number;
 }
 
 /// A parameter of the optimizer: its number, and its place in the list of the model.
@@ -155,11 +154,10 @@ private:
         if (found == all.end())
             found = all.insert(all.end(), Joining{.key = entry.key, .first = &entry, .first_rank = &rank});
         const LazyTensor& first = found->first->tensor;
-        if (first.dtype() != entry.tensor.dtype() || first.shape().empty() != entry.tensor.shape().empty())
-            throw Error(Errc::ranks_differ, "it is " + std::string(name(entry.tensor.dtype())) +
-                                                to_string(entry.tensor.shape()) + ", but " +
-                                                excerpt(found->first_rank->file) + " has " +
-                                                std::string(name(first.dtype())) + to_string(first.shape()));
+        const Agreement agree(found->first_rank->file);
+        agree("the dtype", first.dtype(), entry.tensor.dtype());
+        if (first.shape().empty() != entry.tensor.shape().empty())
+            agree("the shape", first.shape(), entry.tensor.shape());
         return *found;
     }
 

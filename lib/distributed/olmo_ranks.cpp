@@ -5,6 +5,7 @@
 #include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "distributed/values.hpp"
 #include "lazy/whole.hpp"
 
@@ -34,16 +35,12 @@ std::string module_path(std::string_view name) {
 
 /// Which elements of a parameter a rank has: (in_shard, offset_in_shard, numel_in_shard, start, end), the end
 /// inclusive. It is a named tuple, which is an object here, or a plain tuple.
-std::optional<OlmoSlice> slice_of(const StateTree& tree, StateTree::NodeId node, const std::string& where) {
-    std::vector<StateTree::NodeId> fields;
-    if (const auto* const object = std::get_if<StateTree::Opaque>(&tree[node])) {
-        for (const auto& [name, part] : object->children) fields.push_back(part);
-    } else if (const auto* const tuple = std::get_if<StateTree::Sequence>(&tree[node])) {
-        fields = tuple->items;
-    }
+std::optional<OlmoSlice> slice_of(const Value& info) {
+    const std::string where = info.where();
+    const std::vector<Value> fields = info.parts();
     if (fields.size() != 5) throw Error(Errc::field_missing, "the field " + excerpt(where) + " is not of five values");
-    if (!Value(tree, fields[0], where).boolean().value_or(false)) return std::nullopt;
-    const auto number = [&](std::size_t i) { return Value(tree, fields[i], where).count(); };
+    if (!fields[0].boolean().value_or(false)) return std::nullopt;
+    const auto number = [&](std::size_t i) { return fields[i].count(); };
     OlmoSlice slice{.first = number(3), .count = number(2), .from = number(1)};
     if (slice.count == 0 || number(4) != slice.first + slice.count - 1)
         throw Error(Errc::field_missing, "the field " + excerpt(where) +
@@ -54,8 +51,7 @@ std::optional<OlmoSlice> slice_of(const StateTree& tree, StateTree::NodeId node,
 
 class Handle {
 public:
-    Handle(const StateTree& tree, const Value& handle, std::string module)
-        : tree_(tree), handle_(handle), module_(std::move(module)) {}
+    Handle(const Value& handle, std::string module) : handle_(handle), module_(std::move(module)) {}
 
     void read(OlmoRank& out) {
         const Value data = handle_.at("flat_param.data");
@@ -107,8 +103,7 @@ private:
         if (first + items.size() != out.parameters.size())
             throw Error(Errc::field_missing, "flat_param._shard_param_infos has another length than flat_param._fqns");
         for (std::size_t i = 0; i < items.size(); ++i)
-            if (const auto slice = slice_of(tree_, items[i].node(), items[i].where()))
-                add(*slice, first + static_cast<std::uint32_t>(i), out, handle);
+            if (const auto slice = slice_of(items[i])) add(*slice, first + static_cast<std::uint32_t>(i), out, handle);
     }
 
     /// Reads the fields of torch 2.0: the first and the last parameter of the rank, and for each the first and the last
@@ -132,7 +127,6 @@ private:
         }
     }
 
-    const StateTree& tree_;
     const Value& handle_;
     std::string module_;
 };
@@ -152,20 +146,21 @@ OlmoRank read_olmo_rank(const StateTree& tree) {
     for (const Value& module : Value(tree).at("modules").items()) {
         const auto name = module.at("name").text();
         if (!name) throw Error(Errc::field_missing, "the name of a module is not a text");
-        for (const Value& handle : module.at("handles").items()) Handle(tree, handle, module_path(*name)).read(out);
+        for (const Value& handle : module.at("handles").items()) Handle(handle, module_path(*name)).read(out);
     }
     return out;
 }
 
 void compare_and_drop(const OlmoRank& first, const std::string& first_file, OlmoRank& rank) {
-    const auto differ = [&](const std::string& what) {
-        throw Error(Errc::ranks_differ, what + " are not those in " + excerpt(first_file));
-    };
-    if (rank.handles.size() != first.handles.size() || rank.parameters != first.parameters)
-        differ("the names or shapes of parameters");
+    const Agreement agree(first_file);
+    agree("the number of flat parameters", first.handles.size(), rank.handles.size());
+    agree("the number of parameters", first.parameters.size(), rank.parameters.size());
+    for (std::size_t i = 0; i < rank.parameters.size(); ++i) {
+        agree("the name of a parameter", first.parameters[i].name, rank.parameters[i].name);
+        agree("the shape of " + excerpt(first.parameters[i].name), first.parameters[i].shape, rank.parameters[i].shape);
+    }
     for (std::size_t h = 0; h < rank.handles.size(); ++h)
-        if (rank.handles[h].data.dtype() != first.handles[h].data.dtype())
-            differ("the dtypes, such as " + std::string(name(rank.handles[h].data.dtype())) + ",");
+        agree("the dtype", first.handles[h].data.dtype(), rank.handles[h].data.dtype());
     rank.parameters = {};
 }
 

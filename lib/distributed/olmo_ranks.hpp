@@ -29,8 +29,6 @@ struct OlmoHandle {
 struct OlmoParameter {
     std::string name = {};
     Shape shape = {};
-
-    friend bool operator==(const OlmoParameter&, const OlmoParameter&) = default;
 };
 
 /// The file of one rank.

@@ -1,6 +1,8 @@
 #include "distributed/pipeline.hpp"
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
 #include "torch/parts.hpp"
@@ -31,14 +33,11 @@ struct Listed {
 /// Throws ranks_differ if the weights of a tied layer have other dtypes or shapes in two stages.
 void require_alike(const LazyTensor& first, const std::string& first_file, const LazyTensor& other,
                    const std::string& file) {
-    if (first.dtype() == other.dtype() && first.shape() == other.shape()) return;
-    const auto text = [](const LazyTensor& tensor) {
-        return std::string(name(tensor.dtype())) + ' ' + to_string(tensor.shape());
-    };
-    throw Error(Errc::ranks_differ,
-                "the weight is " + text(other) + ", but " + text(first) + " in the stage of " + excerpt(first_file))
-        .with_path(file)
-        .with_tensor(first.name());
+    about_tensor(first.name(), [&] {
+        const Agreement agree(first_file, file);
+        agree("the dtype", first.dtype(), other.dtype());
+        agree("the shape", first.shape(), other.shape());
+    });
 }
 
 void add_name(std::vector<std::string>& names, const std::string& name) {

@@ -3,7 +3,6 @@
 //   numbers    the ranks that a tensor of the file lists
 //   layouts    sizes and strides over such a list, since torch 2.10
 //   fields     names of dimensions, the rank and its coordinates, for the rank that saved the file
-//   parts      the parts of objects, for all readers of this layer
 //   meshes     each mesh is kept once
 //
 // The reference is torch/distributed/device_mesh.py and _mesh_layout.py, 2.13. Tested by
@@ -12,7 +11,6 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
-#include "distributed/values.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/lazy_tensor.hpp>
@@ -20,13 +18,11 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <variant>
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using NodeId = StateTree::NodeId;
 using Numbers = std::vector<std::uint64_t>;
 
 /// More ranks than any run has. Sizes of meshes up to it can be multiplied without an overflow.
@@ -35,11 +31,6 @@ constexpr std::uint64_t most_ranks = std::uint64_t{1} << 24;
 [[noreturn]] void malformed(std::string_view field, std::string_view expected) {
     throw Error(Errc::field_missing,
                 "the field " + std::string(field) + " of a device mesh is not " + std::string(expected));
-}
-
-NodeId require_mesh_part(const StateTree& tree, NodeId node, std::string_view name) {
-    if (const auto found = part_of(tree, node, name)) return *found;
-    throw Error(Errc::field_missing, "a device mesh lacks the field " + std::string(name));
 }
 
 // The numbers of a tensor.
@@ -65,10 +56,9 @@ void require_fewer_ranks(std::uint64_t count, const RankNames& names) {
 }
 
 /// Reads the ranks that a tensor lists.
-Numbers ranks_in(const StateTree& tree, NodeId node, std::string_view field, const RankNames& names) {
-    const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[node]);
-    if (leaf == nullptr) malformed(field, "a tensor");
-    const LazyTensor& tensor = leaf->tensor;
+Numbers ranks_in(const Value& value, std::string_view field, const RankNames& names) {
+    if (value.tensor() == nullptr) malformed(field, "a tensor");
+    const LazyTensor& tensor = *value.tensor();
     require_fewer_ranks(tensor.element_count(), names);
     std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.nbytes()));
     if (!bytes.empty()) tensor.read(0, bytes);
@@ -90,26 +80,26 @@ struct Mode {
 using Axis = std::vector<Mode>;
 
 /// Appends the integers of a nest of tuples, from left to right.
-void append_integers(const StateTree& tree, NodeId node, std::string_view field, Numbers& out) {
-    std::vector<NodeId> open = {node};
+void append_integers(const Value& nest, std::string_view field, Numbers& out) {
+    std::vector<Value> open = {nest};
     while (!open.empty()) {
-        const NodeId next = open.back();
+        const Value next = open.back();
         open.pop_back();
-        if (const auto* const tuple = std::get_if<StateTree::Sequence>(&tree[next])) {
-            if (tuple->items.size() + open.size() > most_dimensions) malformed(field, "of at most 64 dimensions");
-            open.insert(open.end(), tuple->items.rbegin(), tuple->items.rend());
-        } else {
-            out.push_back(count_of(tree, next, field));
+        if (!next.is_list()) out.push_back(next.count());
+        if (next.is_list()) {
+            const std::vector<Value> items = next.items();
+            if (items.size() + open.size() > most_dimensions) malformed(field, "of at most 64 dimensions");
+            open.insert(open.end(), items.rbegin(), items.rend());
         }
         if (out.size() > most_dimensions) malformed(field, "of at most 64 dimensions");
     }
 }
 
-Axis axis_of(const StateTree& tree, NodeId shape, NodeId stride) {
+Axis axis_of(const Value& shape, const Value& stride) {
     Numbers sizes;
     Numbers strides;
-    append_integers(tree, shape, "_layout/shape", sizes);
-    append_integers(tree, stride, "_layout/stride", strides);
+    append_integers(shape, "_layout/shape", sizes);
+    append_integers(stride, "_layout/stride", strides);
     if (sizes.size() != strides.size()) malformed("_layout", "of one stride for each size");
     Axis axis;
     for (std::size_t i = 0; i < sizes.size(); ++i)
@@ -118,20 +108,16 @@ Axis axis_of(const StateTree& tree, NodeId shape, NodeId stride) {
 }
 
 /// Returns the axes of a layout: objects of their own (torch 2.13), or the items of two tuples (2.10).
-std::vector<Axis> axes_of(const StateTree& tree, NodeId layout) {
+std::vector<Axis> axes_of(const Value& layout) {
     std::vector<Axis> axes;
-    if (const auto list = part_of(tree, layout, "axes")) {
-        for (const NodeId axis : items_of(tree, *list, "_layout/axes"))
-            axes.push_back(
-                axis_of(tree, require_mesh_part(tree, axis, "shape"), require_mesh_part(tree, axis, "stride")));
+    if (const auto list = layout.find("axes")) {
+        for (const Value& axis : list->items()) axes.push_back(axis_of(axis.at("shape"), axis.at("stride")));
     } else {
-        const NodeId shape = require_mesh_part(tree, layout, "shape");
-        const NodeId stride = require_mesh_part(tree, layout, "stride");
-        const bool one = !std::holds_alternative<StateTree::Sequence>(tree[shape]);
-        const std::vector<NodeId> shapes = one ? std::vector{shape} : items_of(tree, shape, "_layout/shape");
-        const std::vector<NodeId> strides = one ? std::vector{stride} : items_of(tree, stride, "_layout/stride");
+        const auto items_of = [](const Value& value) { return value.is_list() ? value.items() : std::vector{value}; };
+        const std::vector<Value> shapes = items_of(layout.at("shape"));
+        const std::vector<Value> strides = items_of(layout.at("stride"));
         if (shapes.size() != strides.size()) malformed("_layout", "of one stride for each size");
-        for (std::size_t i = 0; i < shapes.size(); ++i) axes.push_back(axis_of(tree, shapes[i], strides[i]));
+        for (std::size_t i = 0; i < shapes.size(); ++i) axes.push_back(axis_of(shapes[i], strides[i]));
     }
     if (axes.size() > most_dimensions) malformed("_layout", "of at most 64 dimensions");
     return axes;
@@ -179,10 +165,9 @@ void append_numbers(const std::vector<Axis>& axes, std::uint64_t base, const Num
 }
 
 /// Reads the grid from a layout: the copy of it that has the rank which saved the file.
-void read_layout(const StateTree& tree, NodeId node, NodeId layout, const RankNames& names, std::uint64_t rank,
-                 Mesh& mesh) {
-    const Numbers map = ranks_in(tree, require_mesh_part(tree, node, "_rank_map"), "_rank_map", names);
-    const std::vector<Axis> axes = axes_of(tree, layout);
+void read_layout(const Value& device_mesh, const RankNames& names, std::uint64_t rank, Mesh& mesh) {
+    const std::vector<Axis> axes = axes_of(device_mesh.at("_layout"));
+    const Numbers map = ranks_in(device_mesh.at("_rank_map"), "_rank_map", names);
     std::uint64_t size = 1;
     std::uint64_t reach = 0;
     for (const Axis& axis : axes) {
@@ -209,50 +194,39 @@ void read_layout(const StateTree& tree, NodeId node, NodeId layout, const RankNa
     append_numbers(axes, base, map, mesh.ranks);
 }
 
-void read_tensor_of_ranks(const StateTree& tree, NodeId tensor, const RankNames& names, Mesh& mesh) {
-    mesh.ranks = ranks_in(tree, tensor, "mesh", names);
-    const Shape& shape = std::get<StateTree::Tensor>(tree[tensor]).tensor.shape();
+void read_tensor_of_ranks(const Value& tensor, const RankNames& names, Mesh& mesh) {
+    mesh.ranks = ranks_in(tensor, "mesh", names);
+    const Shape& shape = tensor.tensor()->shape();
     if (shape.size() > most_dimensions) malformed("mesh", "of at most 64 dimensions");
     mesh.shape.assign(shape.begin(), shape.end());
     if (mesh.ranks.empty()) malformed("mesh", "a list of at least one rank");
 }
 
-/// Returns the value of a field whose name got an underscore in later versions.
-std::optional<NodeId> field(const StateTree& tree, NodeId node, const std::string& name) {
-    const auto found = part_of(tree, node, name);
-    return found ? found : part_of(tree, node, "_" + name);
-}
-
-std::vector<std::string> names_in(const StateTree& tree, NodeId node, std::size_t dimensions) {
-    const auto found = field(tree, node, "mesh_dim_names");
-    if (!found || std::holds_alternative<StateTree::None>(tree[*found])) return {};
+std::vector<std::string> names_in(const Value& device_mesh, std::size_t dimensions) {
+    // Later versions have the underscore.
+    auto found = device_mesh.find("mesh_dim_names");
+    if (!found) found = device_mesh.find("_mesh_dim_names");
+    if (!found) return {};
     std::vector<std::string> names;
-    for (const NodeId item : items_of(tree, *found, "mesh_dim_names")) {
-        const auto* const text = std::get_if<std::string>(&tree[item]);
-        if (text == nullptr || names.size() == dimensions) malformed("mesh_dim_names", "one text for each dimension");
-        names.push_back(*text);
+    for (const Value& item : found->items()) {
+        const auto text = item.text();
+        if (!text || names.size() == dimensions) malformed("mesh_dim_names", "one text for each dimension");
+        names.emplace_back(*text);
     }
     if (names.size() != dimensions) malformed("mesh_dim_names", "one text for each dimension");
     return names;
 }
 
-std::optional<std::uint64_t> stated_rank(const StateTree& tree, NodeId node) {
-    const auto found = part_of(tree, node, "_rank");
-    if (!found || std::holds_alternative<StateTree::None>(tree[*found])) return std::nullopt;
-    return count_of(tree, *found, "_rank");
-}
-
 /// Returns the rank at the coordinates that the mesh states for the process that saved it.
-std::optional<std::uint64_t> rank_at_coordinates(const StateTree& tree, NodeId node, const Mesh& mesh) {
-    const auto found = part_of(tree, node, "_coordinate_on_dim");
-    if (!found || std::holds_alternative<StateTree::None>(tree[*found])) return std::nullopt;
-    const auto& items = items_of(tree, *found, "_coordinate_on_dim");
-    if (items.size() != mesh.shape.size()) malformed("_coordinate_on_dim", "one number for each dimension");
+std::optional<std::uint64_t> rank_at_coordinates(const Value& device_mesh, const Mesh& mesh) {
+    const auto found = device_mesh.find("_coordinate_on_dim");
+    if (!found) return std::nullopt;
+    const Numbers coordinates = found->counts();
+    if (coordinates.size() != mesh.shape.size()) malformed("_coordinate_on_dim", "one number for each dimension");
     std::uint64_t place = 0;
-    for (std::size_t d = 0; d < items.size(); ++d) {
-        const std::uint64_t at = count_of(tree, items[d], "_coordinate_on_dim");
-        if (at >= mesh.shape[d]) malformed("_coordinate_on_dim", "inside the mesh");
-        place = place * mesh.shape[d] + at;
+    for (std::size_t d = 0; d < coordinates.size(); ++d) {
+        if (coordinates[d] >= mesh.shape[d]) malformed("_coordinate_on_dim", "inside the mesh");
+        place = place * mesh.shape[d] + coordinates[d];
     }
     return mesh.ranks[static_cast<std::size_t>(place)];
 }
@@ -275,29 +249,6 @@ std::uint64_t digest_of(const Mesh& mesh) {
 }
 
 }  // namespace
-
-std::optional<NodeId> part_of(const StateTree& tree, NodeId node, std::string_view name) {
-    const auto* const object = std::get_if<StateTree::Opaque>(&tree[node]);
-    if (object == nullptr) return std::nullopt;
-    for (const auto& [own, part] : object->children)
-        if (own == name) return part;
-    return std::nullopt;
-}
-
-const std::vector<NodeId>& items_of(const StateTree& tree, NodeId node, std::string_view name) {
-    const auto* const sequence = std::get_if<StateTree::Sequence>(&tree[node]);
-    if (sequence == nullptr || sequence->kind == StateTree::Sequence::Kind::set ||
-        sequence->kind == StateTree::Sequence::Kind::frozenset)
-        throw Error(Errc::field_missing, "the field " + excerpt(name) + " is not a list");
-    return sequence->items;
-}
-
-std::uint64_t count_of(const StateTree& tree, NodeId node, std::string_view name) {
-    const auto* const number = std::get_if<std::int64_t>(&tree[node]);
-    if (number == nullptr || *number < 0)
-        throw Error(Errc::field_missing, "the field " + excerpt(name) + " is not in the range from 0 to 2^63 - 1");
-    return static_cast<std::uint64_t>(*number);
-}
 
 std::optional<std::uint32_t> RankMeshes::find(const Mesh& mesh, std::uint64_t digest) const {
     const auto [begin, end] = by_digest_.equal_range(digest);
@@ -326,15 +277,14 @@ const Mesh& RankMeshes::operator[](std::uint32_t number) const {
     return meshes_[number];
 }
 
-StatedMesh read_mesh(const StateTree& tree, NodeId node, const RankNames& names, std::uint64_t rank,
-                     RankMeshes& meshes) {
+StatedMesh read_mesh(const Value& device_mesh, const RankNames& names, std::uint64_t rank, RankMeshes& meshes) {
     Mesh mesh;
-    StatedMesh stated{.rank = stated_rank(tree, node)};
-    const auto tensor = part_of(tree, node, "mesh");
-    if (tensor) read_tensor_of_ranks(tree, *tensor, names, mesh);
-    else read_layout(tree, node, require_mesh_part(tree, node, "_layout"), names, stated.rank.value_or(rank), mesh);
-    mesh.names = names_in(tree, node, mesh.shape.size());
-    if (!stated.rank) stated.rank = rank_at_coordinates(tree, node, mesh);
+    StatedMesh stated;
+    if (const auto own = device_mesh.find("_rank")) stated.rank = own->count();
+    if (const auto tensor = device_mesh.find("mesh")) read_tensor_of_ranks(*tensor, names, mesh);
+    else read_layout(device_mesh, names, stated.rank.value_or(rank), mesh);
+    mesh.names = names_in(device_mesh, mesh.shape.size());
+    if (!stated.rank) stated.rank = rank_at_coordinates(device_mesh, mesh);
     stated.number = meshes.add(std::move(mesh), [&](const Mesh& fresh) {
         require_distinct(fresh);
         names.require_files_of(fresh.ranks, "the device mesh " + to_string(fresh));

@@ -3,8 +3,7 @@
 
 #include "distributed/mesh.hpp"
 #include "distributed/rank_names.hpp"
-
-#include <safemap/state_tree.hpp>
+#include "distributed/values.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,17 +11,9 @@
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <unordered_map>
 
 namespace safemap::SAFEMAP_ABI::distributed {
-
-/// Returns the part of an object that has this name; nothing if the node is not an object or lacks it.
-std::optional<StateTree::NodeId> part_of(const StateTree& tree, StateTree::NodeId node, std::string_view name);
-/// Returns the items of a list, tuple or torch.Size. Throws field_missing, with the name of the field, for other nodes.
-const std::vector<StateTree::NodeId>& items_of(const StateTree& tree, StateTree::NodeId node, std::string_view field);
-/// Returns an integer from 0 to 2^63 - 1. Throws field_missing, with the name of the field.
-std::uint64_t count_of(const StateTree& tree, StateTree::NodeId node, std::string_view field);
 
 /// The meshes of all files. A mesh is known by a number; equal ones have the same. May be used from several threads at
 /// once.
@@ -55,7 +46,6 @@ struct StatedMesh {
 /// - field_missing if a field that it needs is missing or of the wrong kind
 /// - world_mismatch if a rank is in the mesh twice, or more ranks than there are files of; see also require_files_of()
 /// - rank_missing, likewise
-StatedMesh read_mesh(const StateTree& tree, StateTree::NodeId node, const RankNames& names, std::uint64_t rank,
-                     RankMeshes& meshes);
+StatedMesh read_mesh(const Value& device_mesh, const RankNames& names, std::uint64_t rank, RankMeshes& meshes);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -120,7 +120,7 @@ private:
     const std::string& first_file() const { return names_.file(0); }
 
     [[noreturn]] void differ(const std::string& what, const std::string& first, const std::string& other) const {
-        throw difference(first_file(), what, first, other).with_tensor(tensor_name());
+        throw Agreement(first_file()).difference(what, first, other).with_tensor(tensor_name());
     }
     [[noreturn]] void refuse_kind(NodeId first, NodeId other) const {
         const bool is_first = skeleton_.has_tensors(first);

@@ -99,7 +99,7 @@ void read_parallelism(ZeroRun& run) {
     const StateTree& rest = run.first_model().rest;
     if (rest.size() == 0) return;
     const Value root(rest);
-    if (const auto info = root.find("universal_checkpoint_info")) run.info = read_universal_info(rest, info->node());
+    if (const auto info = root.find("universal_checkpoint_info")) run.info = read_universal_info(*info);
     run.tensor_ranks = parallel_degrees(run.first_model()).tensor_ranks.value_or(0);
     if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? layer_ranks(run.files) : run.sets.size();
     if (run.is_pipeline() && run.sets.size() % run.tensor_ranks != 0)
@@ -448,7 +448,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     std::optional<UniversalInfo> info;
     if (!models.empty() && models.front().rest.size() > 0)
         if (const auto found = Value(models.front().rest).find("universal_checkpoint_info"))
-            info = read_universal_info(models.front().rest, found->node());
+            info = read_universal_info(*found);
     if (options.weights == Weights::module) {
         if (models.empty() || !models.front().has_module)
             refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");

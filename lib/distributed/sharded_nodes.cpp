@@ -10,7 +10,6 @@
 
 #include "base/text.hpp"
 #include "distributed/shard_lists.hpp"
-#include "distributed/values.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>
@@ -24,44 +23,23 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using NodeId = StateTree::NodeId;
-using Opaque = StateTree::Opaque;
-
 // Fields.
 
-std::string_view class_of(const Opaque& object) {
-    return std::string_view(object.type).substr(object.type.rfind('.') + 1);  // npos + 1 is 0
+std::string_view class_of(std::string_view type) { return type.substr(type.rfind('.') + 1); }  // npos + 1 is 0
+
+bool truth(const Value& object, std::string_view field) {
+    const auto found = object.find(field);
+    return found && found->boolean().value_or(false);
 }
 
-NodeId require_part(const StateTree& tree, NodeId node, std::string_view name) {
-    if (const auto found = part_of(tree, node, name)) return *found;
-    throw Error(Errc::field_missing, "the field " + std::string(name) + " is missing");
-}
+std::optional<Dtype> dtype_in(const std::optional<Value>& value) { return value ? value->dtype() : std::nullopt; }
 
-bool is_none(const StateTree& tree, NodeId node) { return std::holds_alternative<StateTree::None>(tree[node]); }
-
-std::optional<Dtype> dtype_in(const StateTree& tree, std::optional<NodeId> node) {
-    if (!node) return std::nullopt;
-    const auto* const said = std::get_if<StateTree::Constant>(&tree[*node]);
-    if (said == nullptr || said->kind != StateTree::Constant::Kind::dtype) return std::nullopt;
-    return dtype_from_torch(said->text);
-}
-
-bool truth(const StateTree& tree, std::optional<NodeId> node) {
-    if (!node) return false;
-    const auto* const value = std::get_if<bool>(&tree[*node]);
-    return value != nullptr && *value;
-}
-
-/// Returns a field of a placement: an attribute, or an argument of its class.
-std::optional<NodeId> placement_field(const StateTree& tree, NodeId node, std::string_view name, std::string_view other,
-                                      std::uint32_t argument) {
-    if (const auto found = part_of(tree, node, name)) return found;
-    if (const auto found = part_of(tree, node, other)) return found;
-    const auto* const object = std::get_if<Opaque>(&tree[node]);
-    if (object == nullptr || argument >= std::min<std::size_t>(object->arguments, object->children.size()))
-        return std::nullopt;
-    return object->children[argument].second;
+/// Returns a field of an object: an attribute under one of two names, or an argument of its class.
+std::optional<Value> field_of(const Value& object, std::string_view name, std::string_view other,
+                              std::size_t argument) {
+    if (auto found = object.find(name)) return found;
+    if (auto found = object.find(other)) return found;
+    return object.argument(argument);
 }
 
 [[noreturn]] void refuse_dimension(const MeshPlacement& placement, std::size_t rank) {
@@ -72,37 +50,35 @@ std::optional<NodeId> placement_field(const StateTree& tree, NodeId node, std::s
 
 // Placements.
 
-std::int64_t dimension_in(const StateTree& tree, NodeId node) {
-    const auto found = placement_field(tree, node, "dim", "_dim", 0);
-    const auto* const number = found ? std::get_if<std::int64_t>(&tree[*found]) : nullptr;
-    if (number == nullptr) throw Error(Errc::field_missing, "the field placements: a Shard has no integer dim");
-    return *number;
+std::int64_t dimension_in(const Value& placement) {
+    const auto found = field_of(placement, "dim", "_dim", 0);
+    if (!found || !found->integer())
+        throw Error(Errc::field_missing, "the field placements: a Shard has no integer dim");
+    return *found->integer();
 }
 
-std::uint64_t split_factor_in(const StateTree& tree, NodeId node) {
-    const auto found = placement_field(tree, node, "split_factor", "sf", 1);
-    const auto* const number = found ? std::get_if<std::int64_t>(&tree[*found]) : nullptr;
-    if (number == nullptr || *number < 1)
+std::uint64_t split_factor_in(const Value& placement) {
+    const auto found = field_of(placement, "split_factor", "sf", 1);
+    if (!found || found->integer().value_or(0) < 1)
         throw Error(Errc::field_missing, "the field placements: a _StridedShard has no split_factor of at least 1");
-    return static_cast<std::uint64_t>(*number);
+    return found->count();
 }
 
-MeshPlacement placement_in(const StateTree& tree, NodeId node, std::size_t rank) {
-    const auto* const object = std::get_if<Opaque>(&tree[node]);
-    if (object == nullptr)
+MeshPlacement placement_in(const Value& placement, std::size_t rank) {
+    if (placement.type().empty())
         throw Error(Errc::field_missing, "the field placements holds a value that is not a placement");
-    const std::string_view name = class_of(*object);
+    const std::string_view name = class_of(placement.type());
     if (name == "Replicate") return {};
     // torch has Partial (before 2.4 also _Partial), _MaskPartial and _NormPartial.
     if (name.ends_with("Partial")) return {.kind = MeshPlacement::Kind::partial, .reduction = std::string(name)};
     if (name != "Shard" && name != "_StridedShard")
         throw Error(Errc::unsupported_layout,
-                    "a DTensor has the placement " + excerpt(object->type) + ", which safemap does not know")
+                    "a DTensor has the placement " + excerpt(placement.type()) + ", which safemap does not know")
             .with_hint("save it as a full tensor: full_tensor() of the DTensor");
-    MeshPlacement out{.kind = MeshPlacement::Kind::shard, .dimension = dimension_in(tree, node)};
+    MeshPlacement out{.kind = MeshPlacement::Kind::shard, .dimension = dimension_in(placement)};
     if (name == "_StridedShard") {
         out.kind = MeshPlacement::Kind::strided;
-        out.split_factor = split_factor_in(tree, node);
+        out.split_factor = split_factor_in(placement);
     }
     const auto most = static_cast<std::int64_t>(rank);
     if (out.dimension >= most || out.dimension < -most) refuse_dimension(out, rank);
@@ -121,9 +97,9 @@ void refuse_partial(const std::vector<MeshPlacement>& placements) {
 }  // namespace
 
 std::optional<StatedTensor::Kind> distributed_kind(const StateTree::Node& node) {
-    const auto* const object = std::get_if<Opaque>(&node);
+    const auto* const object = std::get_if<StateTree::Opaque>(&node);
     if (object == nullptr || !object->type.starts_with("torch.distributed.")) return std::nullopt;
-    const std::string_view name = class_of(*object);
+    const std::string_view name = class_of(object->type);
     if (name == "DTensor") return StatedTensor::Kind::dtensor;
     if (name == "ShardedTensor") return StatedTensor::Kind::sharded;
     return std::nullopt;
@@ -131,75 +107,57 @@ std::optional<StatedTensor::Kind> distributed_kind(const StateTree::Node& node) 
 
 ShardedNodes::ShardedNodes(const StateTree& tree, const RankNames& names, std::uint64_t rank, RankMeshes& meshes,
                            const ShardLists* lists)
-    : tree_(tree), names_(names), rank_(rank), meshes_(meshes), lists_(lists) {
+    : tree_(tree), file_(tree), names_(names), rank_(rank), meshes_(meshes), lists_(lists) {
     constexpr std::uint64_t least = std::uint64_t{1} << 16;
     constexpr std::uint64_t times = 8;
-    left_ = least + times * (tree.size() + (lists == nullptr ? 0 : lists->shards()));
+    shards_left_ = least + times * (lists == nullptr ? 0 : lists->shards());
 }
 
-StatedLocal ShardedNodes::read(NodeId node, const StatedTensor* first) {
-    return distributed_kind(tree_[node]) == StatedTensor::Kind::dtensor ? dtensor(node) : sharded(node, first);
+StatedLocal ShardedNodes::read(StateTree::NodeId node, const StatedTensor* first) {
+    const Value object = file_.root_at(node);
+    return distributed_kind(tree_[node]) == StatedTensor::Kind::dtensor ? dtensor(object) : sharded(object, first);
 }
 
-const LazyTensor* ShardedNodes::tensor(NodeId node) const {
-    if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree_[node])) return &leaf->tensor;
-    const auto* const object = std::get_if<Opaque>(&tree_[node]);
+const LazyTensor* ShardedNodes::tensor(const Value& value) const {
+    if (const LazyTensor* const found = value.tensor()) return found;
     throw Error(Errc::piece_mismatch, "the local value is no plain tensor" +
-                                          (object == nullptr ? std::string() : " but " + excerpt(object->type)));
+                                          (value.type().empty() ? std::string() : " but " + excerpt(value.type())));
 }
 
-const std::vector<NodeId>& ShardedNodes::items(NodeId node, std::string_view field) {
-    if (lists_ != nullptr && lists_->has(node)) throw TakenValue();
-    const auto& found = items_of(tree_, node, field);
-    count(found.size());
-    return found;
-}
-
-void ShardedNodes::count(std::size_t items) {
-    if (items >= left_)
-        throw Error(Errc::pickle_too_large,
-                    "the pickle has lists in many places; together they hold too many values for its size");
-    left_ -= items + 1;
-}
-
-Shape ShardedNodes::shape(NodeId node, std::string_view field) {
-    Shape out;
-    const auto& sizes = items(node, field);
-    if (sizes.size() > most_dimensions)
-        throw Error(Errc::field_missing, "the field " + excerpt(field) + " has more than 64 dimensions");
-    for (const NodeId item : sizes) out.push_back(count_of(tree_, item, field));
-    return out;
+/// Throws if a list was taken from the pickle: it is in the place of another value.
+const Value& ShardedNodes::untaken(const Value& list) const {
+    if (lists_ != nullptr && lists_->has(list.node())) throw TakenValue();
+    return list;
 }
 
 // DTensor.
 
-std::vector<MeshPlacement> ShardedNodes::placements(NodeId node, std::size_t rank) {
+std::vector<MeshPlacement> ShardedNodes::placements(const Value& list, std::size_t rank) const {
     std::vector<MeshPlacement> out;
-    const auto& list = items(node, "placements");
-    if (list.size() > most_dimensions)
-        throw Error(Errc::field_missing, "the field placements has " + std::to_string(list.size()) +
+    const std::vector<Value> items = untaken(list).items();
+    if (items.size() > most_dimensions)
+        throw Error(Errc::field_missing, "the field placements has " + std::to_string(items.size()) +
                                              " items; expected one for each dimension of the mesh");
-    for (const NodeId item : list) out.push_back(placement_in(tree_, item, rank));
+    for (const Value& item : items) out.push_back(placement_in(item, rank));
     return out;
 }
 
 /// Reads the order in which the mesh's dimensions cut those of the tensor, which torch states since 2.10.
-std::vector<Sharding::Order> ShardedNodes::orders(NodeId spec, const StatedTensor& tensor) {
-    const auto list = part_of(tree_, spec, "shard_order");
-    if (!list || is_none(tree_, *list)) return {};
+std::vector<Sharding::Order> ShardedNodes::orders(const Value& spec, const StatedTensor& tensor) const {
+    const auto list = spec.find("shard_order");
+    if (!list) return {};
     const auto require = [](bool fits) {
         if (!fits) throw Error(Errc::field_missing, "the field shard_order does not fit the placements");
     };
     std::vector<bool> named(tensor.placements.size());
     std::vector<Sharding::Order> out;
-    for (const NodeId entry : items(*list, "shard_order")) {
-        const auto dimension = placement_field(tree_, entry, "tensor_dim", "tensor_dim", 0);
-        const auto mesh_dimensions = placement_field(tree_, entry, "mesh_dims", "mesh_dims", 1);
+    for (const Value& entry : untaken(*list).items()) {
+        const auto dimension = field_of(entry, "tensor_dim", "tensor_dim", 0);
+        const auto mesh_dimensions = field_of(entry, "mesh_dims", "mesh_dims", 1);
         require(dimension && mesh_dimensions);
         Sharding::Order& order = out.emplace_back();
-        order.dimension = count_of(tree_, *dimension, "shard_order");
-        for (const NodeId item : items(*mesh_dimensions, "shard_order")) {
-            const std::uint64_t m = count_of(tree_, item, "shard_order");
+        order.dimension = dimension->count();
+        for (const std::uint64_t m : untaken(*mesh_dimensions).counts()) {
             require(m < named.size() && !named[m] && tensor.placements[m].cuts() &&
                     static_cast<std::uint64_t>(tensor.placements[m].dimension) == order.dimension);
             named[m] = true;
@@ -211,78 +169,79 @@ std::vector<Sharding::Order> ShardedNodes::orders(NodeId spec, const StatedTenso
     return out;
 }
 
-StatedMesh ShardedNodes::mesh(NodeId node) {
-    const auto [found, fresh] = known_meshes_.try_emplace(node);
+StatedMesh ShardedNodes::mesh(const Value& value) {
+    const auto [found, fresh] = known_meshes_.try_emplace(value.node());
     if (fresh) {
-        found->second = read_mesh(tree_, node, names_, rank_, meshes_);
+        found->second = read_mesh(value, names_, rank_, meshes_);
         if (!stated_rank_) stated_rank_ = found->second.rank;
     }
     return found->second;
 }
 
-StatedLocal ShardedNodes::dtensor(NodeId node) {
+StatedLocal ShardedNodes::dtensor(const Value& object) {
     StatedLocal out;
     StatedTensor& said = out.tensor;
-    said.shape = shape(require_part(tree_, node, "size"), "size");
-    const NodeId spec = require_part(tree_, node, "_spec");
-    if (const auto meta = part_of(tree_, spec, "tensor_meta"); meta && !is_none(tree_, *meta)) {
-        const auto stated = placement_field(tree_, *meta, "shape", "0", 0);
-        if (stated && shape(*stated, "tensor_meta") != said.shape)
+    said.shape = untaken(object.at("size")).shape();
+    const Value spec = object.at("_spec");
+    if (const auto meta = spec.find("tensor_meta"))
+        if (const auto stated = field_of(*meta, "shape", "0", 0); stated && untaken(*stated).shape() != said.shape)
             throw Error(Errc::piece_mismatch, "the shape is " + to_string(said.shape) + ", but tensor_meta says " +
-                                                  to_string(shape(*stated, "tensor_meta")));
-    }
-    out.mesh = mesh(require_part(tree_, spec, "mesh")).number;
-    said.placements = placements(require_part(tree_, spec, "placements"), said.shape.size());
+                                                  to_string(stated->shape()));
+    out.mesh = mesh(spec.at("mesh")).number;
+    said.placements = placements(spec.at("placements"), said.shape.size());
     const Mesh& mesh = meshes_[out.mesh];
     if (said.placements.size() != mesh.shape.size())
         throw Error(Errc::field_missing, "the placements " + to_string(said.placements) + " are not one for each " +
                                              "dimension of the mesh " + to_string(mesh));
     refuse_partial(said.placements);
     said.orders = orders(spec, said);
-    const auto by_factors = part_of(tree_, spec, "use_strided_shard_as_shard_order");
-    if (by_factors && !is_none(tree_, *by_factors) && !truth(tree_, by_factors)) said.order = CutOrder::by_mesh;
-    const LazyTensor* const local = tensor(require_part(tree_, node, "_local_tensor"));
+    constexpr std::string_view by_factors = "use_strided_shard_as_shard_order";
+    if (spec.find(by_factors) && !truth(spec, by_factors)) said.order = CutOrder::by_mesh;
+    const LazyTensor* const local = tensor(object.at("_local_tensor"));
     said.dtype = local->dtype();
-    if (const auto stated = dtype_in(tree_, part_of(tree_, node, "dtype")); stated && *stated != said.dtype)
-        throw Error(Errc::piece_mismatch, "the dtype is " + std::string(name(*stated)) +
+    if (const auto dtype = dtype_in(object.find("dtype")); dtype && *dtype != said.dtype)
+        throw Error(Errc::piece_mismatch, "the dtype is " + std::string(name(*dtype)) +
                                               ", but that of the local value is " + std::string(name(said.dtype)));
     out.values.push_back({{}, local});
-    out.parameter = truth(tree_, part_of(tree_, node, "parameter"));
-    out.requires_grad = truth(tree_, part_of(tree_, node, "requires_grad"));
+    out.parameter = truth(object, "parameter");
+    out.requires_grad = truth(object, "requires_grad");
     return out;
 }
 
 // ShardedTensor.
 
-StatedShard ShardedNodes::shard(NodeId node) {
+StatedShard ShardedNodes::shard(const Value& metadata) const {
     StatedShard out;
-    out.start = shape(require_part(tree_, node, "shard_offsets"), "shard_offsets");
-    out.extent = shape(require_part(tree_, node, "shard_sizes"), "shard_sizes");
+    out.start = untaken(metadata.at("shard_offsets")).shape();
+    out.extent = untaken(metadata.at("shard_sizes")).shape();
     if (out.start.size() != out.extent.size())
         throw Error(Errc::field_missing, "a shard has offsets " + to_string(out.start) + " and sizes " +
                                              to_string(out.extent) + ": not as many");
     // A remote device, "rank:1/cuda:1". Its rank can be missing.
-    if (const auto placement = part_of(tree_, node, "placement"))
-        if (const auto rank = part_of(tree_, *placement, "_rank"); rank && !is_none(tree_, *rank))
-            out.rank = count_of(tree_, *rank, "placement/_rank");
+    if (const auto placement = metadata.find("placement"))
+        if (const auto rank = placement->find("_rank")) out.rank = rank->count();
     return out;
 }
 
-void ShardedNodes::read_shards(NodeId list, const StatedTensor* first, StatedTensor& said) {
-    if (lists_ != nullptr && lists_->has(list)) {
-        const auto read_node = [this](NodeId item) { return shard(item); };
-        said.shards_as_first = first != nullptr && lists_->is(tree_, list, first->shards, read_node);
-        if (!said.shards_as_first) said.shards = lists_->at(tree_, list, read_node);
-        count(said.shards_as_first ? first->shards.size() : said.shards.size());
+void ShardedNodes::read_shards(const Value& list, const StatedTensor* first, StatedTensor& said) {
+    if (lists_ != nullptr && lists_->has(list.node())) {
+        const auto read_node = [&](StateTree::NodeId item) { return shard(list.root_at(item)); };
+        said.shards_as_first = first != nullptr && lists_->is(tree_, list.node(), first->shards, read_node);
+        if (!said.shards_as_first) said.shards = lists_->at(tree_, list.node(), read_node);
+        const std::size_t count = said.shards_as_first ? first->shards.size() : said.shards.size();
+        if (count >= shards_left_)
+            throw Error(Errc::pickle_too_large,
+                        "the pickle has lists in many places; together they hold too many values for its size");
+        shards_left_ -= count + 1;
     } else {
-        for (const NodeId item : items(list, "shards_metadata")) said.shards.push_back(shard(item));
+        for (const Value& item : list.items()) said.shards.push_back(shard(item));
     }
 }
 
-void ShardedNodes::add_local_shards(NodeId list, StatedLocal& out) {
-    for (const NodeId item : items(list, "local_shards")) {
-        const StatedShard own = shard(require_part(tree_, item, "metadata"));
-        const LazyTensor* const value = tensor(require_part(tree_, item, "tensor"));
+void ShardedNodes::add_local_shards(const Value& list, StatedLocal& out) const {
+    for (const Value& item : untaken(list).items()) {
+        const StatedShard own = shard(item.at("metadata"));
+        const LazyTensor* const value = tensor(item.at("tensor"));
         if (value->shape() != own.extent)
             throw Error(Errc::piece_mismatch, "a local shard has the shape " + to_string(value->shape()) +
                                                   "; its metadata says " + to_string(own.extent));
@@ -302,28 +261,27 @@ void ShardedNodes::require_files_of(const std::vector<StatedShard>& shards) {
     last_ranks_ = std::move(ranks);
 }
 
-StatedLocal ShardedNodes::sharded(NodeId node, const StatedTensor* first) {
+StatedLocal ShardedNodes::sharded(const Value& object, const StatedTensor* first) {
     StatedLocal out;
     StatedTensor& said = out.tensor;
     said.kind = StatedTensor::Kind::sharded;
-    const NodeId metadata = require_part(tree_, node, "1");
-    said.shape = shape(require_part(tree_, metadata, "size"), "size");
-    read_shards(require_part(tree_, metadata, "shards_metadata"), first, said);
-    if (const auto group = part_of(tree_, node, "2"); group && !stated_rank_)
-        if (const auto rank = part_of(tree_, *group, "global_rank"); rank && !is_none(tree_, *rank))
-            stated_rank_ = count_of(tree_, *rank, "global_rank");
+    const Value metadata = object.at("1");
+    said.shape = untaken(metadata.at("size")).shape();
+    read_shards(metadata.at("shards_metadata"), first, said);
+    if (const auto group = object.find("2"); group && !stated_rank_)
+        if (const auto rank = group->find("global_rank")) stated_rank_ = rank->count();
     // The files of the ranks in the list of the first file are there.
     if (!said.shards_as_first) require_files_of(said.shards);
-    add_local_shards(require_part(tree_, node, "0"), out);
-    auto dtype = dtype_in(tree_, part_of(tree_, node, "dtype"));
+    add_local_shards(object.at("0"), out);
+    auto dtype = dtype_in(object.find("dtype"));
     if (!dtype)
-        if (const auto properties = part_of(tree_, metadata, "tensor_properties"))
-            dtype = dtype_in(tree_, placement_field(tree_, *properties, "dtype", "0", 0));
+        if (const auto properties = metadata.find("tensor_properties"))
+            dtype = dtype_in(field_of(*properties, "dtype", "0", 0));
     if (!dtype && !out.values.empty()) dtype = out.values.front().value->dtype();
     if (!dtype) throw Error(Errc::field_missing, "the field dtype is missing");
     said.dtype = *dtype;
-    out.parameter = truth(tree_, part_of(tree_, node, "parameter"));
-    out.requires_grad = truth(tree_, part_of(tree_, node, "requires_grad"));
+    out.parameter = truth(object, "parameter");
+    out.requires_grad = truth(object, "requires_grad");
     return out;
 }
 

@@ -83,32 +83,28 @@ public:
     std::optional<std::uint64_t> stated_rank() const noexcept { return stated_rank_; }
 
 private:
-    using NodeId = StateTree::NodeId;
-
-    StatedLocal dtensor(NodeId node);
-    StatedLocal sharded(NodeId node, const StatedTensor* first);
-    std::vector<MeshPlacement> placements(NodeId node, std::size_t rank);
-    std::vector<Sharding::Order> orders(NodeId spec, const StatedTensor& tensor);
-    StatedMesh mesh(NodeId node);
+    StatedLocal dtensor(const Value& object);
+    StatedLocal sharded(const Value& object, const StatedTensor* first);
+    std::vector<MeshPlacement> placements(const Value& list, std::size_t rank) const;
+    std::vector<Sharding::Order> orders(const Value& spec, const StatedTensor& tensor) const;
+    StatedMesh mesh(const Value& value);
     void require_files_of(const std::vector<StatedShard>& shards);
-    StatedShard shard(NodeId node);
-    void read_shards(NodeId list, const StatedTensor* first, StatedTensor& said);
-    void add_local_shards(NodeId list, StatedLocal& out);
-    void count(std::size_t items);
-    /// Returns the items of a list, and counts them.
-    const std::vector<NodeId>& items(NodeId node, std::string_view field);
-    Shape shape(NodeId node, std::string_view field);
-    const LazyTensor* tensor(NodeId node) const;
+    StatedShard shard(const Value& metadata) const;
+    void read_shards(const Value& list, const StatedTensor* first, StatedTensor& said);
+    void add_local_shards(const Value& list, StatedLocal& out) const;
+    const Value& untaken(const Value& list) const;
+    const LazyTensor* tensor(const Value& value) const;
 
     const StateTree& tree_;
+    Value file_;
     const RankNames& names_;
     std::uint64_t rank_;
     RankMeshes& meshes_;
     const ShardLists* lists_;
     std::optional<std::uint64_t> stated_rank_ = {};
-    std::unordered_map<NodeId, StatedMesh> known_meshes_ = {};
+    std::unordered_map<StateTree::NodeId, StatedMesh> known_meshes_ = {};
     std::vector<std::uint64_t> last_ranks_ = {};  ///< the ranks that have the shards of the ShardedTensor before
-    std::uint64_t left_;                          ///< items that may still be read
+    std::uint64_t shards_left_;                   ///< shards of taken lists that may still be read
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

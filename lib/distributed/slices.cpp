@@ -2,7 +2,9 @@
 #include "distributed/slices.hpp"
 
 #include "base/checked.hpp"
+#include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "distributed/mean.hpp"
 #include "lazy/narrow.hpp"
 
@@ -357,12 +359,10 @@ private:
         for (std::size_t rank = first + 1; rank < weights.size(); ++rank) {
             const LazyTensor& one = weights[first]->tensor;
             const LazyTensor& other = weights[rank]->tensor;
-            if (other.element_count() == 0 || one.dtype() == other.dtype()) continue;
-            throw Error(Errc::ranks_differ, "the dtype is " + std::string(safemap::name(one.dtype())) + " in " +
-                                                ranks_[first].file + ", and " +
-                                                std::string(safemap::name(other.dtype())) + " in " + ranks_[rank].file)
-                .with_path(ranks_[rank].file)
-                .with_tensor(weights[first]->name);
+            if (other.element_count() == 0) continue;
+            about_tensor(weights[first]->name, [&] {
+                Agreement(ranks_[first].file, ranks_[rank].file)("the dtype", one.dtype(), other.dtype());
+            });
         }
     }
 

@@ -19,13 +19,6 @@ using NodeId = StateTree::NodeId;
 
 bool same_bits(double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }
 
-/// Returns the number of nodes, and of places where containers have them.
-std::uint64_t size_of(const StateTree& tree) {
-    std::uint64_t size = tree.size();
-    for (NodeId id = 0; id < tree.size(); ++id) state::for_each_child(tree[id], [&](NodeId) { ++size; });
-    return size;
-}
-
 bool same_tensor(const StateTree::Tensor& a, const StateTree::Tensor& b) {
     const LazyTensor& x = a.tensor;
     const LazyTensor& y = b.tensor;
@@ -50,7 +43,7 @@ bool have_equal_bytes(const LazyTensor& a, const LazyTensor& b, std::uint64_t mo
 TreeComparison::TreeComparison(const StateTree& first, const StateTree& other) : first_(first), other_(other) {
     constexpr std::uint64_t least = std::uint64_t{1} << 16;
     constexpr std::uint64_t times = 8;
-    left_ = least + times * (size_of(first) + size_of(other));
+    left_ = least + times * (state::places_in(first) + state::places_in(other));
 }
 
 void TreeComparison::spend(std::uint64_t steps) {

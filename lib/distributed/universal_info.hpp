@@ -3,9 +3,9 @@
 #pragma once
 
 #include "distributed/pattern.hpp"
+#include "distributed/values.hpp"
 
 #include <safemap/shape.hpp>
-#include <safemap/state_tree.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -61,9 +61,9 @@ struct UniversalInfo {
     std::string fault = {};  ///< why the rules cannot be used, for a note; empty if they can
 };
 
-/// Returns the rules at a node, the dictionary `universal_checkpoint_info` of a file of model states. If they have not
-/// the form that DeepSpeed gives them, or a pattern is not understood, `fault` says so.
-UniversalInfo read_universal_info(const StateTree& tree, StateTree::NodeId node);
+/// Reads the dictionary `universal_checkpoint_info` of a file of model states. If it does not have the form that
+/// DeepSpeed gives it, or a pattern is not understood, `fault` says so.
+UniversalInfo read_universal_info(const Value& info);
 
 /// How the slices of one parameter fit together.
 struct Rule {

@@ -1,4 +1,5 @@
-// Typed access to the values of a rank's tree. A value of another type than expected is a fault that names the field.
+// Typed access to the Python values in the tree of a file. A value of another type than expected is a fault that names
+// the field.
 #pragma once
 
 #include <safemap/state_tree.hpp>
@@ -17,34 +18,48 @@ namespace safemap::SAFEMAP_ABI::distributed {
 /// The most dimensions of a tensor or a device mesh, as in torch.
 inline constexpr std::size_t most_dimensions = 64;
 
-/// A node of a tree, which must outlive it. `where` is its path in the file, for messages.
+/// A node of a tree, which must outlive it and may grow meanwhile. A value is a number in a list of the nodes that were
+/// come to, so that it costs little, and knows the path to it in the file, for messages.
 ///
 /// A pickle may have one container in many places, so that a small file may seem to hold many values. What all calls of
-/// items() and entries() on a value and on the values below it return is bounded by the size of the tree: they throw
-/// pickle_too_large beyond a few times as many values as it holds.
+/// items() and entries() on a value and on the values below it return, and the keys that all look-ups compare, are
+/// bounded by the size of the tree: they throw pickle_too_large beyond a few times as many values as it holds.
+///
+/// A value and those below it must not be used from several threads at once.
 class Value {
 public:
-    Value(const StateTree& tree, StateTree::NodeId node, std::string where = {});
+    using NodeId = StateTree::NodeId;
+
+    /// A node of a tree. `where` begins the paths in messages.
+    Value(const StateTree& tree, NodeId node, std::string where = {});
     /// The root of a tree.
     explicit Value(const StateTree& tree) : Value(tree, tree.root()) {}
+    /// Returns another node of the tree, where paths in messages begin. It shares the bounds of this value.
+    Value root_at(NodeId node) const;
 
-    StateTree::NodeId node() const noexcept { return node_; }
-    const std::string& where() const noexcept { return where_; }
+    NodeId node() const noexcept;
+    /// Returns the path, "optimizer_state_dict/zero_stage", cut after some length.
+    std::string where() const;
     bool is_none() const;
     bool is_dict() const;
 
-    /// Returns the value of a text key of a dictionary, or nothing if this is not a dictionary, lacks the key, or has
-    /// None there.
+    /// Returns the value of a text key of a dictionary, or of an attribute or argument of an object. Returns nothing
+    /// for other values, if the key is missing, and if None is there.
     std::optional<Value> find(std::string_view key) const;
-    /// Returns true if this is a dictionary with the key, even if it has None there.
+    /// Returns true if there is such a key, even if it has None there.
     bool has(std::string_view key) const;
     /// Returns an attribute of a dictionary, such as `_metadata`, or nothing.
     std::optional<Value> attribute(std::string_view name) const;
-    /// Returns the value of a text key. Throws field_missing.
+    /// Returns what find() returns. Throws field_missing if that is nothing.
     Value at(std::string_view key) const;
-    /// Returns the items of a list or tuple. Throws field_missing for anything else.
+    /// Returns an argument of the class of an object by its number, or nothing.
+    std::optional<Value> argument(std::size_t number) const;
+    /// Returns the items of a list, tuple or torch.Size. Throws field_missing for anything else.
     std::vector<Value> items() const;
-    /// Returns true for a list or tuple.
+    /// Returns the items of a list, tuple or torch.Size, or the arguments and attributes of an object: a named tuple
+    /// may be either. Returns nothing for other values.
+    std::vector<Value> parts() const;
+    /// Returns true for a list, tuple or torch.Size.
     bool is_list() const;
     /// Returns the entries of a dictionary whose keys are texts or integers; integers are given as decimal text. Skips
     /// other keys. Throws field_missing if this is not a dictionary.
@@ -55,30 +70,36 @@ public:
     std::optional<std::int64_t> integer() const;
     /// Returns an integer from 0 to 2^63 - 1. Throws field_missing.
     std::uint64_t count() const;
+    /// Returns the integers of a list, each as count() does.
+    std::vector<std::uint64_t> counts() const;
     /// Returns an integer or a floating-point number.
     std::optional<double> real() const;
     std::optional<bool> boolean() const;
     std::optional<std::string_view> text() const;
     /// Returns the dotted name of a class, a function or a member of an enumeration that the pickle names as a value.
     std::optional<std::string_view> global() const;
+    /// Returns the dtype that a torch.dtype is, or nothing, also for one that safemap does not know.
+    std::optional<Dtype> dtype() const;
+    /// Returns the dotted name of the class of an object; empty for other values.
+    std::string_view type() const;
     /// Returns the sizes of a torch.Size, tuple or list. Throws field_missing.
     Shape shape() const;
     /// Returns the tensor, or null.
     const LazyTensor* tensor() const;
 
 private:
-    class Budget;
+    class Arena;
 
-    Value(const Value& parent, StateTree::NodeId node, std::string where);
+    Value(std::shared_ptr<Arena> arena, std::uint32_t cell) : arena_(std::move(arena)), cell_(cell) {}
 
+    const StateTree::Node& read() const;
+    template <class Kind> const Kind* read_as() const;
     std::optional<Value> entry(std::string_view key) const;
+    Value child(NodeId node, std::size_t place) const;
     [[noreturn]] void fail(std::string_view expected) const;
-    Value child(StateTree::NodeId node, std::string_view step) const;
 
-    const StateTree* tree_;
-    StateTree::NodeId node_;
-    std::string where_;
-    std::shared_ptr<Budget> budget_;  ///< shared with all values below
+    std::shared_ptr<Arena> arena_;
+    std::uint32_t cell_ = 0;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,6 +1,7 @@
 // Checks that the files of all ranks are of one run. Files agree on what every rank writes; a difference means that a
 // file was copied from another checkpoint, or left by an older save.
 #include "base/text.hpp"
+#include "distributed/agree.hpp"
 #include "distributed/experts.hpp"
 #include "distributed/zero_files.hpp"
 #include "distributed/zero_gather.hpp"
@@ -8,10 +9,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,49 +20,21 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-/// Throws ranks_differ: `what` names the field, and the texts are its values in the two files.
-template <class File>
-[[noreturn]] void differ(const std::string& what, const File& first, const std::string& there, const File& file,
-                         const std::string& here, Errc code = Errc::ranks_differ) {
-    throw Error(code, what + " is " + here + ", but " + excerpt(first.file) + " of rank " + std::to_string(first.rank) +
-                          " has " + there)
-        .with_path(file.file);
-}
-
-template <class File, class Number>
-void require_same(const std::string& what, const File& first, Number there, const File& file, Number here,
-                  Errc code = Errc::ranks_differ) {
-    if (there != here) differ(what, first, std::to_string(there), file, std::to_string(here), code);
-}
-
-std::string number_text(double number) {
-    constexpr double most = 1e15;
-    if (number > -most && number < most && number == std::trunc(number))
-        return std::to_string(static_cast<std::int64_t>(number));
-    std::array<char, 32> digits;
-    return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr};
+template <class File> Agreement agreement(const File& first, const File& file) {
+    return Agreement(first.file, file.file);
 }
 
 /// Compares numbers of groups, where both files have them.
-void require_same(const std::string& what, const OptimizerFile& first, const std::vector<std::optional<double>>& there,
-                  const OptimizerFile& file, const std::vector<std::optional<double>>& here) {
-    for (std::size_t i = 0; i < std::min(there.size(), here.size()); ++i)
-        if (there[i] && here[i] && std::bit_cast<std::uint64_t>(*there[i]) != std::bit_cast<std::uint64_t>(*here[i]))
-            differ(what + " of group " + std::to_string(i), first, number_text(*there[i]), file, number_text(*here[i]));
+void agree_on_groups(const Agreement& agree, const std::string& what, const std::vector<std::optional<double>>& first,
+                     const std::vector<std::optional<double>>& here) {
+    const auto bits = [](double number) { return std::bit_cast<std::uint64_t>(number); };  // NaN is equal to itself
+    for (std::size_t i = 0; i < std::min(first.size(), here.size()); ++i)
+        if (first[i] && here[i] && bits(*first[i]) != bits(*here[i]))
+            agree.differ(what + " of group " + std::to_string(i), stated_text(*first[i]), stated_text(*here[i]));
 }
 
-template <class File> void require_version(const File& first, const File& file) {
-    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
-}
-
-void require_steps(const ModelFile& first, const ModelFile& file) {
-    if (first.steps && file.steps) require_same("global_steps", first, *first.steps, file, *file.steps);
-}
-
-std::string numbers_text(const std::vector<std::uint64_t>& numbers) {
-    std::string text = "[";
-    for (std::size_t i = 0; i < numbers.size() && i < 8; ++i) text += (i > 0 ? ", " : "") + std::to_string(numbers[i]);
-    return text + (numbers.size() > 8 ? ", …]" : "]");
+void agree_on_steps(const Agreement& agree, const ModelFile& first, const ModelFile& file) {
+    if (first.steps && file.steps) agree("global_steps", *first.steps, *file.steps);
 }
 
 /// Compares the number of files with partition_count and dp_world_size.
@@ -92,20 +62,15 @@ void check_world(const RankSet& set) {
 void check_version(const RankSet& set) {
     const ModelFile& model = set.models.front();
     const OptimizerFile& file = set.optimizers.front();
-    if (model.version.empty() || file.version.empty() || model.version == file.version) return;
-    throw Error(Errc::ranks_differ, "ds_version is " + excerpt(file.version) + ", but " + excerpt(model.file) +
-                                        " has " + excerpt(model.version))
-        .with_path(file.file);
+    if (model.version.empty() || file.version.empty()) return;
+    Agreement(model.file, file.file)("ds_version", model.version, file.version);
 }
 
-void check_parameters(const Group& first, const Group& other, const ModelFile& first_file, const ModelFile& file) {
-    require_same("the number of parameters of a group", first_file, first.size(), file, other.size());
+void agree_on_parameters(const Agreement& agree, const Group& first, const Group& other) {
+    agree("the number of parameters of a group", first.size(), other.size());
     for (std::size_t i = 0; i < first.size(); ++i) {
-        if (first[i].name != other[i].name)
-            differ("the name of a parameter", first_file, excerpt(first[i].name), file, excerpt(other[i].name));
-        if (first[i].shape != other[i].shape)
-            differ("the shape of " + excerpt(first[i].name), first_file, to_string(first[i].shape), file,
-                   to_string(other[i].shape));
+        agree("the name of a parameter", first[i].name, other[i].name);
+        agree("the shape of " + excerpt(first[i].name), first[i].shape, other[i].shape);
     }
 }
 
@@ -153,14 +118,14 @@ template <class File> void require_own_name(const std::vector<File>& files) {
 }  // namespace
 
 void compare_and_drop(const ModelFile& first, ModelFile& file) {
-    require_same("the number of groups of param_shapes", first, first.groups.size(), file, file.groups.size());
+    const Agreement agree = agreement(first, file);
+    agree("the number of groups of param_shapes", first.groups.size(), file.groups.size());
     for (std::size_t group = 0; group < file.groups.size(); ++group)
-        check_parameters(first.groups[group], file.groups[group], first, file);
-    check_parameters(first.frozen_shapes, file.frozen_shapes, first, file);
-    require_same("dp_world_size", first, first.data_ranks.value_or(0), file, file.data_ranks.value_or(0),
-                 Errc::world_mismatch);
-    require_version(first, file);
-    require_steps(first, file);
+        agree_on_parameters(agree, first.groups[group], file.groups[group]);
+    agree_on_parameters(agree, first.frozen_shapes, file.frozen_shapes);
+    agree("dp_world_size", first.data_ranks.value_or(0), file.data_ranks.value_or(0), Errc::world_mismatch);
+    agree("ds_version", first.version, file.version);
+    agree_on_steps(agree, first, file);
     if (!file.shared.empty() && first.shared.empty())
         throw Error(Errc::ranks_differ,
                     "shared_params lists tied weights, which DeepSpeed writes for rank 0 only, and "
@@ -173,44 +138,42 @@ void compare_and_drop(const ModelFile& first, ModelFile& file) {
 }
 
 void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
-    require_same("the ZeRO stage", first, first.stage, file, file.stage);
-    require_same("the number of groups of fp32 weights", first, first.masters.size(), file, file.masters.size());
+    const Agreement agree = agreement(first, file);
+    agree("the ZeRO stage", first.stage, file.stage);
+    agree("the number of groups of fp32 weights", first.masters.size(), file.masters.size());
     order_groups(first, file);
-    if (file.partition_count != first.partition_count)
-        differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count),
-               Errc::world_mismatch);
-    require_version(first, file);
-    require_same("the step", first, first.steps, file, file.steps);
-    require_same("the learning rate", first, first.rates, file, file.rates);
+    agree("partition_count", first.partition_count, file.partition_count, Errc::world_mismatch);
+    agree("ds_version", first.version, file.version);
+    agree_on_groups(agree, "the step", first.steps, file.steps);
+    agree_on_groups(agree, "the learning rate", first.rates, file.rates);
     if (file.gaps != first.gaps)
         throw Error(Errc::ranks_differ, "param_alignment_paddings are not those of " + excerpt(first.file))
             .with_path(file.file);
     file.gaps = {};
     if (file.stage != 3) return;
     for (std::size_t group = 0; group < file.masters.size(); ++group)
-        require_same("the number of elements of sub-group " + std::to_string(group), first,
-                     first.masters[group].element_count(), file, file.masters[group].element_count());
+        agree("the number of elements of sub-group " + std::to_string(group), first.masters[group].element_count(),
+              file.masters[group].element_count());
 }
 
 void compare_sets(const RankSet& first, const RankSet& set) {
     const ModelFile& model = set.models.front();
-    if (set.stage() != first.stage())
-        throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(first.stage()) +
-                                            " and " + std::to_string(set.stage()))
-            .with_path(model.file);
-    require_version(first.models.front(), model);
-    require_steps(first.models.front(), model);
+    const Agreement agree = agreement(first.models.front(), model);
+    agree("the ZeRO stage", first.stage(), set.stage());
+    agree("ds_version", first.models.front().version, model.version);
+    agree_on_steps(agree, first.models.front(), model);
     if (first.optimizers.empty() || set.optimizers.empty()) return;
     const OptimizerFile& there = first.optimizers.front();
     const OptimizerFile& here = set.optimizers.front();
-    require_version(there, here);
+    const Agreement optimizers_agree = agreement(there, here);
+    optimizers_agree("ds_version", there.version, here.version);
     // Groups of another stage of a pipeline are others.
     const auto step = [](const OptimizerFile& file) {
         const auto has = [](const auto& each) { return each.has_value(); };
         const auto found = std::find_if(file.steps.begin(), file.steps.end(), has);
         return found == file.steps.end() ? std::vector<std::optional<double>>() : std::vector{*found};
     };
-    require_same("the first step", there, step(there), here, step(here));
+    agree_on_groups(optimizers_agree, "the first step", step(there), step(here));
 }
 
 void check_ranks(const RankSet& set) {

@@ -247,10 +247,8 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
         const NodeId base = maker.graft(rest);
         roots.push_back(rest.root() + base);
     }
-    // Values point into this copy, which does not move: the maker's own tree grows.
-    const StateTree copy = maker.tree();
     Inners inners;
-    for (const NodeId root : roots) inners.emplace_back(copy, root);
+    for (const NodeId root : roots) inners.emplace_back(maker.tree(), root);
     const Value& inner = inners.front();
     const ListedNames listed(gathered);
     const OtherState others(run, inners, listed);

@@ -97,8 +97,8 @@ std::string megatron_part(const StateTree& tree, const std::filesystem::path& pa
     if (!args) return {};
     std::int64_t ranks = 1;
     for (const std::string_view field : {"tensor_model_parallel_size", "pipeline_model_parallel_size"})
-        if (const auto found = distributed::part_of(tree, args->node(), field))
-            ranks *= std::clamp<std::int64_t>(Value(tree, *found).integer().value_or(1), 1, 1 << 20);
+        if (const auto found = args->find(field))
+            ranks *= std::clamp<std::int64_t>(found->integer().value_or(1), 1, 1 << 20);
     return ranks > 1 ? "its args say that the weights are cut over " + ranks_text(ranks) : std::string();
 }
 

@@ -3,6 +3,7 @@
 
 #include <safemap/state_tree.hpp>
 
+#include <cstdint>
 #include <variant>
 
 namespace safemap::SAFEMAP_ABI::state {
@@ -25,6 +26,15 @@ template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit
     if (auto* const scalar = std::get_if<StateTree::NumpyScalar>(&node)) visit(scalar->value);
     if (auto* const opaque = std::get_if<StateTree::Opaque>(&node))
         for (auto& [name, part] : opaque->children) visit(part);
+}
+
+/// Returns the number of nodes of a tree, and of places where nodes refer to them: what a walk that does not come to a
+/// node twice goes through. Linear.
+inline std::uint64_t places_in(const StateTree& tree) {
+    std::uint64_t places = tree.size();
+    for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+        for_each_child(tree[id], [&](StateTree::NodeId) { ++places; });
+    return places;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::state

@@ -365,7 +365,7 @@ TEST_CASE("files that contradict each other are refused") {
     flat.start = {4};
     flat.shape = {9};
     refused({{shard_name(1), file({rows("w", 0, 4)})}, {shard_name(2), file({flat})}}, Errc::ranks_differ,
-            shard_name(2), "w", "1 dimension here, and 2 in");
+            shard_name(2), "w", "1 here, and 2 in");
     Part stated = rows("w", 0, 4);
     stated.global_shape = "[7, 3]";
     Part stated_else = rows("w", 4, 3);

@@ -116,7 +116,7 @@ TEST_CASE("a tied layer of another shape or dtype is refused with both files") {
         CHECK(error->code() == Errc::ranks_differ);
         CHECK(error->path() == "mp_rank_02_model_states.pt");
         CHECK(error->tensor() == "tied.weight");
-        CHECK(error->message().find("F32 [3, 2]") != std::string::npos);
+        CHECK(error->message().find("ranks differ in the ") != std::string::npos);
         CHECK(error->message().find("mp_rank_00_model_states.pt") != std::string::npos);
     }
 }

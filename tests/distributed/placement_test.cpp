@@ -102,7 +102,7 @@ UniversalInfo info_of(const pt::Value& map) {
         pt::dict({{"universal_checkpoint_version", pt::real(0.4)},
                   {"affine_map", pt::dict({{"version", pt::integer(1)}, {"params", pt::dict({{"w$", map}})}})}});
     const torch::Parts parts = torch::read_whole(forge::source(pt::Writer::file(info)));
-    return distributed::read_universal_info(parts.tree, parts.tree.root());
+    return distributed::read_universal_info(distributed::Value(parts.tree));
 }
 
 std::vector<ModelRank> ranks_of(std::mt19937& random, const Banded& banded) {

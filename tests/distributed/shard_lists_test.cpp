@@ -354,7 +354,7 @@ TEST_CASE("one difference in a list gives the error that the machine's reading g
         bad[1][at + 1] = '\x05';
         const std::string result = same_outcome(style, bad);
         CHECK(result.starts_with("ranks_differ"));
-        CHECK(result.find("t1the shards differ between ranks") != std::string::npos);
+        CHECK(result.find("t1ranks differ in the shards") != std::string::npos);
     }
     // The rank of a shard is not compared, but its file must be there.
     for (const char rank : {'\x00', '\x07'}) {

@@ -122,7 +122,7 @@ public:
     }
     /// Reads the keys as the whole dictionary.
     UniversalInfo read(const std::vector<std::pair<std::string, Node>>& fields) {
-        return read_universal_info(tree, dict(fields));
+        return read_universal_info(distributed::Value(tree, dict(fields)));
     }
     Node several(const std::string& pattern, Node shape, std::int64_t dimension) {
         return list({dict({{"patterns", texts({pattern})}, {"shape", shape}, {"partition_dim", number(dimension)}})});
@@ -530,7 +530,8 @@ TEST_CASE("ties of the first rank hold for all") {
 
 TEST_CASE("rules of a form that nobody writes are a fault, not a guess") {
     Info info;
-    CHECK(read_universal_info(info.tree, info.number(1)).fault.find("dictionary") != std::string::npos);
+    CHECK(read_universal_info(distributed::Value(info.tree, info.number(1))).fault.find("dictionary") !=
+          std::string::npos);
     const auto fault = [&](const std::string& key, Info::Node value) { return info.read({{key, value}}).fault; };
     CHECK(fault("tp_replicated_parameter_patterns", info.number(1)).find("tp_replicated") != std::string::npos);
     CHECK(fault("tp_replicated_parameter_patterns", info.numbers({1})) != "");

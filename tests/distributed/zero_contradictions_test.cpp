@@ -391,7 +391,7 @@ TEST_CASE("the step is in param_groups") {
 TEST_CASE("files of models and of optimizers are of different saves") {
     Run run = Forge::run(small(3, 2));
     run.model(1)["global_steps"] = pt::integer(6);
-    refused(run, Errc::ranks_differ, {"global_steps is 6", "7", run.model_name(1)});
+    refused(run, Errc::ranks_differ, {"global_steps: 6", "7", run.model_name(1)});
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
         run = Forge::run(small(stage, 2));
@@ -445,7 +445,7 @@ TEST_CASE("model ranks are of different saves") {
         };
         Run run = good;
         each(run, "model_states.pt", [](pt::Value& file) { file["global_steps"] = pt::integer(8); });
-        refused(run, Errc::ranks_differ, {"global_steps is 8", "mp_rank_01_model_states.pt"});
+        refused(run, Errc::ranks_differ, {"global_steps: 8", "mp_rank_01_model_states.pt"});
         run = good;
         for (const char* const kind : {"model_states.pt", "optim_states.pt"})
             each(run, kind, [](pt::Value& file) { file["ds_version"] = pt::text("0.19.7"); });
