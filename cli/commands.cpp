@@ -1,3 +1,4 @@
+// The rows of the table, the texts of the help, and the search for a misspelled command.
 #include "commands.hpp"
 
 #include "terminal.hpp"

@@ -1,3 +1,4 @@
+// Formats tensors for JSON and for the rows and columns of tables.
 #include "describe.hpp"
 
 #include <safemap/advanced/text.hpp>

@@ -1,3 +1,4 @@
+// Finds out which option leaves no tensor, and quotes it as it was typed.
 #include "entries.hpp"
 
 #include "output.hpp"

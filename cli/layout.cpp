@@ -1,3 +1,4 @@
+// Formats a TrainingLayout in one line for people, and in full for JSON.
 #include "layout.hpp"
 
 #include <safemap/advanced/text.hpp>

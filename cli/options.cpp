@@ -1,3 +1,4 @@
+// Declares the common options, with their help texts, and makes a Selection of the globs.
 #include "options.hpp"
 
 #include "parse.hpp"

@@ -1,3 +1,4 @@
+// Writes JSON, lays out tables for the width of the terminal, and prints results and errors.
 #include "output.hpp"
 
 #include <safemap/advanced/text.hpp>

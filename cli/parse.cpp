@@ -1,3 +1,4 @@
+// A function for each kind of value. Sizes have units of 1000 and of 1024.
 #include "parse.hpp"
 
 #include "output.hpp"

@@ -1,3 +1,4 @@
+// Formats the line of a progress bar, and draws it at most ten times a second.
 #include "progress.hpp"
 
 #include "signals.hpp"

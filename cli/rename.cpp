@@ -1,3 +1,4 @@
+// Translates each rule to an expression of std::regex, with limits on its length and on that of names.
 #include "rename.hpp"
 
 #include "output.hpp"

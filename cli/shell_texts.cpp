@@ -1,3 +1,4 @@
+// Writes completions for bash, zsh and fish, and the man page, each with its own escapes.
 #include "shell_texts.hpp"
 
 #include "commands.hpp"

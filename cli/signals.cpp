@@ -1,3 +1,4 @@
+// Handles signals. The handler touches only lock-free atomics, and calls only write() and _exit().
 #include "signals.hpp"
 
 #include <safemap/advanced/text.hpp>

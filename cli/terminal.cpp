@@ -1,3 +1,4 @@
+// Counts the columns of UTF-8 text by tables of wide and combining characters, wraps and shortens it.
 #include "terminal.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads files of ranks in batches, and reports the faults that the readers of tensors have not seen.
 #include "check/rank_files.hpp"
 
 #include "base/checked.hpp"

@@ -1,3 +1,4 @@
+// Compares two tensors at a time, with two buffers of 1 MiB. Names the files that differ.
 #include "check/replicas.hpp"
 
 #include "base/text.hpp"

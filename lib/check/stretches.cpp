@@ -1,3 +1,4 @@
+// Divides files into stretches and these into blocks, and lets workers read each block once.
 #include "check/stretches.hpp"
 
 #include "base/checked.hpp"

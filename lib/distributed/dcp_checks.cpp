@@ -1,3 +1,4 @@
+// Lists all items of a DCP folder, and keeps the metadata as long as verify() may ask for copies of items.
 #include "distributed/dcp_checks.hpp"
 
 #include "state/stored_places.hpp"

@@ -1,3 +1,4 @@
+// Takes the numbers of experts from the names of parameters and of files, and checks that none is missing.
 #include "distributed/experts.hpp"
 
 #include "base/checked.hpp"

@@ -1,3 +1,4 @@
+// A source whose bytes are a mean: it reads and adds up a block of each tensor, in F32 as torch does.
 #include "distributed/mean.hpp"
 
 #include "base/text.hpp"

@@ -1,3 +1,4 @@
+// Joins the stages of a pipeline, reads the files of its layers, and matches tied layers with their masters.
 #include "distributed/pipeline.hpp"
 
 #include "base/faults.hpp"

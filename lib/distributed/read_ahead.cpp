@@ -1,3 +1,4 @@
+// Keeps two windows of a source in memory, and reads past them from the source itself.
 #include "distributed/read_ahead.hpp"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// Reads the files of all parameters, checks that none lacks a moment, and lists them by what the models say.
 #include "distributed/universal.hpp"
 
 #include "base/faults.hpp"

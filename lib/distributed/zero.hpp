@@ -4,9 +4,10 @@
 //   zero_files     names of files                    -> ZeroFiles
 //   zero_ranks     one file of a rank                -> ModelFile, OptimizerFile
 //   zero_gather    all files of one model rank       -> Gathered, with the formulas of zero_runs
-//   zero_parallel  several model ranks, experts      -> one Gathered
-//   zero_universal the folder `zero`                 -> one Gathered
-//   zero           Gathered                          -> Contents
+//   slices         model ranks of one stage          -> one Gathered, by the rules of universal_info
+//   pipeline       stages, and the files of layers   -> one Gathered
+//   universal      the folder `zero`                 -> one Gathered, without zero_gather
+//   read_zero      all of these in their order       -> Contents
 #pragma once
 
 #include "base/folder.hpp"

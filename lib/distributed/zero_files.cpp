@@ -1,3 +1,4 @@
+// Parses and spells the names of DeepSpeed's files, sorts files by rank, and lists missing ones.
 #include "distributed/zero_files.hpp"
 
 #include "base/checked.hpp"

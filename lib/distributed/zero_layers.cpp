@@ -1,3 +1,4 @@
+// Finds the layers of each stage in the names of its parameters, and checks that each parameter has a file.
 #include "distributed/zero_layers.hpp"
 
 #include "base/text.hpp"

@@ -1,3 +1,4 @@
+// Computes the places of parameters: stages 1 and 2 cut a group flat, and stage 3 cuts each parameter.
 #include "distributed/zero_runs.hpp"
 
 #include "base/checked.hpp"

@@ -1,3 +1,4 @@
+// Checks the arguments of copies, remembers the first failure of a device, and polls until a deadline.
 #include "drivers/backend.hpp"
 
 #include "base/checked.hpp"

@@ -1,3 +1,4 @@
+// Loads libcuda.so.1, looks its functions up, and spells its errors.
 #include "drivers/cuda_api.hpp"
 
 #include <array>

@@ -1,3 +1,4 @@
+// Opens a CUDA context with its streams, its memory pool and its events, and closes them in order.
 #include "drivers/cuda_context.hpp"
 
 #include <safemap/error.hpp>

@@ -1,3 +1,4 @@
+// Implements Device for CUDA, and finds and lists the GPUs.
 #include "drivers/cuda_device.hpp"
 
 #include "base/text.hpp"

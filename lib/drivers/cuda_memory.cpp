@@ -1,3 +1,4 @@
+// Allocates memory on a GPU, and page-locked staging buffers in pieces that the driver accepts.
 #include "drivers/cuda_memory.hpp"
 
 #include "base/text.hpp"

@@ -1,3 +1,4 @@
+// Starts copies to a GPU and records events. A copy is split where its staging buffer was locked in pieces.
 #include "drivers/cuda_queue.hpp"
 
 #include "drivers/backend.hpp"

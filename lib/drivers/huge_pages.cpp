@@ -1,3 +1,4 @@
+// Maps more memory than asked for, and returns to the system what is before and after the aligned part.
 #include "drivers/huge_pages.hpp"
 
 #include "base/checked.hpp"

@@ -1,3 +1,4 @@
+// Opens a shared library with dlopen(), and looks its functions up with dlsym().
 #include "drivers/library.hpp"
 
 #include "base/text.hpp"

@@ -1,3 +1,4 @@
+// Loads libOpenCL.so.1, looks its functions up, and spells its errors.
 #include "drivers/opencl_api.hpp"
 
 #include <array>

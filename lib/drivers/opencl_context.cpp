@@ -1,3 +1,4 @@
+// Makes and releases the queues of an OpenCL context, and checks the results of calls.
 #include "drivers/opencl_context.hpp"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// Implements Device for OpenCL, adopts contexts of the caller, and finds and lists the devices.
 #include "drivers/opencl_device.hpp"
 
 #include "base/text.hpp"

@@ -1,3 +1,4 @@
+// Allocates buffers of OpenCL: on the device, or of huge pages if the device is the processor itself.
 #include "drivers/opencl_memory.hpp"
 
 #include "base/text.hpp"

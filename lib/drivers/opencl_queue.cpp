@@ -1,3 +1,4 @@
+// Starts copies to an OpenCL device, maps its memory, and records events.
 #include "drivers/opencl_queue.hpp"
 
 #include "drivers/backend.hpp"

@@ -1,3 +1,4 @@
+// Expands globs with glob(3), in an order that does not depend on the locale.
 #include "io/glob.hpp"
 
 #include <safemap/error.hpp>

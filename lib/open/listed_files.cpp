@@ -1,3 +1,4 @@
+// Implements Folder over a map from the names of files to their paths.
 #include "open/listed_files.hpp"
 
 #include "base/text.hpp"
