@@ -1,3 +1,4 @@
+// Writes the containers byte by byte with the forges, and makes samples of random values.
 #include "containers.hpp"
 
 #include <algorithm>

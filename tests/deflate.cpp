@@ -1,3 +1,4 @@
+// Deflates with zlib, without a header.
 #include "deflate.hpp"
 
 #include <zlib.h>

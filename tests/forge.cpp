@@ -1,3 +1,4 @@
+// Writes headers, zips and pickles byte by byte, and a Folder whose files are in memory.
 #include "forge.hpp"
 
 #include "base/checksum.hpp"

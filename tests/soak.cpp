@@ -1,3 +1,4 @@
+// Reads SAFEMAP_SOAK and SAFEMAP_SEED, and draws the steps of sampled loops.
 #include "soak.hpp"
 
 #include <algorithm>

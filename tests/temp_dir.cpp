@@ -1,3 +1,4 @@
+// Makes the folder with mkdtemp(), on disk or in /dev/shm, and reads and writes its files.
 #include "temp_dir.hpp"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// Writes the headers of frames and blocks bit by bit.
 #include "zstd_frames.hpp"
 
 #include <algorithm>

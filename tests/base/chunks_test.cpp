@@ -1,3 +1,4 @@
+// Tests splitting indices into chunks, with sizes up to the largest number.
 #include "base/chunks.hpp"
 
 #include "doctest_safemap.hpp"

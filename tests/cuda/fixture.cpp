@@ -1,3 +1,4 @@
+// Fills and reads memory of devices, and names the tests that a real GPU cannot run.
 #include "cuda/fixture.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// Looks up the functions with which tests control the stub, in the libcuda.so.1 that was found.
 #include "cuda/stub_cuda.hpp"
 
 #include "drivers/library.hpp"

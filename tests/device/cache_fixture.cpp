@@ -1,3 +1,4 @@
+// Makes bundles of tensors and leases them. A lease that is dropped is returned to the cache.
 #include "device/cache_fixture.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Computes the bytes of a source from a seed, so that a tensor of any size takes no memory.
 #include "device/counted.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>

@@ -1,3 +1,4 @@
+// Does the queued copies on a thread, and keeps freed memory to see late writes to it.
 #include "device/fake_device.hpp"
 
 #include <safemap/error.hpp>

@@ -1,3 +1,4 @@
+// Makes the objects of the program that uses OpenCL, and skips tests where no device is installed.
 #include "device/opencl_fixture.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// Makes a tensor of each kind, and remembers which source its first element is in.
 #include "device/random_tensors.hpp"
 
 #include <safemap/advanced/dtypes.hpp>

@@ -1,3 +1,4 @@
+// Chooses the device of a schedule, and the calls that fail in it.
 #include "device/schedule.hpp"
 
 #include <functional>

@@ -1,3 +1,4 @@
+// Writes `.metadata` and items opcode by opcode, as each version of torch and Megatron-Core does.
 #include "distributed/dcp_forge.hpp"
 
 #include <safemap/advanced/dtypes.hpp>

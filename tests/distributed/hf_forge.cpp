@@ -1,3 +1,4 @@
+// Writes the header and DCP_SHARDING_INFO of a shard as text.
 #include "distributed/hf_forge.hpp"
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Builds trees of values, and pickles them into a zip or the container of torch before 1.6.
 #include "distributed/pt_value.hpp"
 
 #include <bit>

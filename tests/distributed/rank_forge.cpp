@@ -1,3 +1,4 @@
+// Spells DTensors, meshes and ShardedTensors as each version of torch pickles them.
 #include "distributed/rank_forge.hpp"
 
 #include "torch/forge.hpp"

@@ -1,3 +1,4 @@
+// Reads tensors whole, and compares dtype, shape and bytes.
 #include "distributed/zero_check.hpp"
 
 #include <safemap/tensor_view.hpp>

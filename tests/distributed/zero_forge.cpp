@@ -1,3 +1,4 @@
+// Makes values from names, cuts them for ranks, and writes the files of each stage and version.
 #include "distributed/zero_forge.hpp"
 
 #include "torch/forge.hpp"

@@ -1,3 +1,4 @@
+// Tests loading functions of libraries that are complete, incomplete and absent.
 #include "drivers/library.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// Tests of file_system.hpp.
+// Tests which file systems count as remote, by the kernel's numbers.
 #include "io/file_system.hpp"
 
 #include "doctest_safemap.hpp"

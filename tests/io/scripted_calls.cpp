@@ -1,3 +1,4 @@
+// Replaces the table of system calls by one that counts, fails, interrupts and shortens them.
 #include "io/scripted_calls.hpp"
 
 #include <sys/uio.h>

@@ -1,3 +1,4 @@
+// Refuses reads with EINVAL unless memory, size and offset are aligned, and counts them.
 #include "io/strict_direct.hpp"
 
 #include <fcntl.h>

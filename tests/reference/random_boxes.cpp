@@ -1,3 +1,4 @@
+// Cuts a shape along random grids, or again and again at random places.
 #include "reference/random_boxes.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Lists all values of a format in order, and rounds to the nearest by a binary search.
 #include "reference/slow_cast.hpp"
 
 #include <safemap/advanced/small_floats.hpp>

@@ -1,3 +1,4 @@
+// Cuts lists of indices into chunks, one dimension of the mesh after the other.
 #include "reference/slow_sharding.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Lists the indices of each slice as Python's range() does, and walks views one element at a time.
 #include "reference/slow_slice.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads each element by itself, and then swaps, conjugates, negates and casts it.
 #include "reference/slow_tensor.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads expected.tsv, the table of the files, and opens a file of each container.
 #include "torch/fixtures.hpp"
 
 #include "state/contents.hpp"

@@ -1,3 +1,4 @@
+// Spells opcodes of pickles, and joins records to a zip with its central directory.
 #include "torch/forge.hpp"
 
 #include "deflate.hpp"

@@ -1,3 +1,4 @@
+// Computes the digest in memory, as the pseudocode of FIPS 180-4 does.
 #include "torch/sha256.hpp"
 
 #include <array>

@@ -1,3 +1,4 @@
+// Saves to memory, a vector, a callback and a file, and compares each with the file at the path.
 #include "write/everywhere.hpp"
 
 #include "doctest_safemap.hpp"

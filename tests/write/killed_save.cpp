@@ -1,3 +1,4 @@
+// Forks, saves in the child, and lets it kill itself before its nth system call.
 #include "write/killed_save.hpp"
 
 #include "doctest_safemap.hpp"

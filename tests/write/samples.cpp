@@ -1,3 +1,4 @@
+// Makes tensors of random bytes, and reads written files by their headers alone.
 #include "write/samples.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>

@@ -1,3 +1,4 @@
+// Passes messages between threads under a lock, and collects what each of them throws.
 #include "write/thread_team.hpp"
 
 #include <thread>

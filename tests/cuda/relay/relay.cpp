@@ -1,3 +1,4 @@
+// Keeps what the program under test made in the driver, and gives back what it left behind.
 #include "cuda/relay/relay.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Runs the queued work of streams, and compares the vector clocks of accesses that overlap.
 #include "cuda/stub/stub.hpp"
 
 #include "cuda/stub/checksum.hpp"
