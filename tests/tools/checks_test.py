@@ -202,21 +202,30 @@ class Style(unittest.TestCase):
         self.assertEqual(self.faults('// Adds: a \u00d7 b.\nconst char* s = "\u00d7";\n'), [])
 
     def test_each_fault_is_found(self):
-        for text in ['// A.\n\tint a;\n', '// A.\nint a; \n', '// A.\nint a;', '// A.\nint a;\n\n', '// A.\r\n',
-                     '// A\u00a0B.\n', '// A.\nint \u00e4;\n', 'int a;\n', '// ' + 'a' * 118 + '\n']:
+        for text in ['// B.\n\tint a;\n', '// B.\nint a; \n', '// B.\nint a;', '// B.\nint a;\n\n', '// B.\r\n',
+                     '// B\u00a0C.\n', '// B.\nint \u00e4;\n', 'int a;\n', '// ' + 'b' * 118 + '\n']:
             with self.subTest(text=text):
                 self.assertEqual(len(self.faults(text)), 1 + ('\r' in text))
+
+    def test_the_first_line_says_more_than_the_name(self):
+        for line, faults in [('// Parses names of files.', 0), ('// The table of file names.', 0),
+                             ('// file_names.cpp: parses them.', 0), ('#include "base/file_names.hpp"', 1),
+                             ('// file_names.cpp', 1), ('// Implements file_names.hpp.', 1), ('// The file names.', 1),
+                             ('//', 1), ('#pragma once', 1), ('/* Parses names. */', 1), ('', 1)]:
+            for name in ['lib/base/file_names.cpp', 'cli/file_names.hpp', 'tests/base/file_names_test.cpp']:
+                with self.subTest(line=line, name=name):
+                    self.assertEqual(len(self.faults(line + '\nint a;\n', name)), faults)
 
     def test_the_library_is_in_the_inline_namespace(self):
         for opened, faults in [('safemap', 1), ('safemap::io', 1), ('safemap::SAFEMAP_ABI', 0),
                                ('safemap::SAFEMAP_ABI::io', 0)]:
             with self.subTest(opened=opened):
-                self.assertEqual(len(self.faults(f'// A.\nnamespace {opened} {{\n')), faults)
-        self.assertEqual(self.faults('// A.\nnamespace safemap::cli {\n', 'cli/a.cpp'), [])
+                self.assertEqual(len(self.faults(f'// B.\nnamespace {opened} {{\n')), faults)
+        self.assertEqual(self.faults('// B.\nnamespace safemap::cli {\n', 'cli/a.cpp'), [])
 
     def test_the_line_number_is_right_after_a_comment_of_several_lines(self):
         self.assertIn((4, 'a character beyond ASCII in code'),
-                      style.faults_of('a.cpp', '// A.\n/* \u00d7\n*/\nint \u00e4;\n'.encode()))
+                      style.faults_of('a.cpp', '// B.\n/* \u00d7\n*/\nint \u00e4;\n'.encode()))
 
 
 class Count(unittest.TestCase):

@@ -2,7 +2,7 @@
 
 Text files end in one newline and have no tabs, carriage returns or trailing spaces; nothing invisible and no curly
 quotes; code outside comments and strings is ASCII; C++ and Python lines have at most 120 columns; a C++ file begins
-with the line that says what it is for. The library is in its inline namespace.
+with a line that says what it is for, in more words than its name. The library is in its inline namespace.
 """
 import pathlib
 import re
@@ -19,6 +19,7 @@ LEFT_ALONE = ('tests/data/', 'fuzz/corpus/')
 INVISIBLE = re.compile('[\u00a0\u00ad\u200b-\u200f\u2018\u2019\u201c\u201d\u2028-\u202f\u2060-\u206f\ufeff]')
 # Outside the inline namespace, a function of a header would be declared a second time.
 OUTSIDE_THE_ABI = re.compile(r'namespace safemap(?!::SAFEMAP_ABI)\b.*\{')
+INTRODUCTIONS = {'a', 'an', 'cpp', 'file', 'for', 'header', 'hpp', 'implements', 'of', 'test', 'tests', 'the'}
 COMMENTS_AND_STRINGS = re.compile(
     r'R"(?P<d>[^(\s]*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -31,6 +32,12 @@ def texts(root):
         name = path.relative_to(root).as_posix()
         if path.is_file() and not name.startswith(LEFT_ALONE):
             yield name, path
+
+
+def says_its_purpose(name, line):
+    """Returns true if a line is a comment with a word that neither stands in the file's name nor introduces it."""
+    known = set(re.split(r'[_.]', pathlib.PurePath(name).name)) | INTRODUCTIONS
+    return line.startswith('// ') and bool(set(re.findall(r'[^\W_]+', line.lower())) - known)
 
 
 def faults_of(name, data):
@@ -53,10 +60,7 @@ def faults_of(name, data):
             faults.append((number, f'{len(line)} columns, and 120 are the most'))
     if text and not text.endswith('\n') or text.endswith('\n\n'):
         faults.append((text.count('\n'), 'does not end in just one newline'))
-    # A .cpp that begins with its own header is described by the header; a test is described by its name.
-    own = f'{pathlib.PurePath(name).stem}.hpp"'
-    told = text.startswith('//') or text.split('\n')[0].endswith((f'"{own}', f'/{own}')) or '_test.' in name
-    if cpp and not told:
+    if cpp and not says_its_purpose(name, text.split('\n')[0]):
         faults.append((1, 'does not begin by saying what the file is for'))
     if cpp:
         # Replaces comments and strings by as many newlines as they have.
