@@ -8,10 +8,11 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ['.ci', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples', 'docs', 'packaging']
+FOLDERS = ['.ci', '.github', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples', 'docs', 'packaging']
 SUFFIXES = {'.cpp', '.hpp', '.h', '.in', '.py', '.md', '.txt', '.build', '.dict', '.sh', '.yml'}
 TOP = ['dev', 'meson.build', 'meson_options.txt', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md',
-       '.clang-format', '.clang-tidy', '.editorconfig', '.gitignore', '.ci/run']
+       'CITATION.cff', 'Doxyfile', '.clang-format', '.clang-tidy', '.clangd', '.editorconfig', '.gitignore',
+       '.pre-commit-config.yaml', '.ci/run']
 # Files that other programs wrote.
 LEFT_ALONE = ('tests/data/', 'fuzz/corpus/')
 
