@@ -7,6 +7,7 @@
 - The C++ of all pages, of the README's table and of the header comments compiles. A block that begins with #include is
   a whole program.
 - The command lines of all pages name commands and options that exist.
+- CITATION.cff, and the pages with a version, have that of the program.
 """
 import pathlib
 import re
@@ -165,6 +166,16 @@ def command_lines(safemap, root):
     return faults if lines > 20 else [*faults, f'only {lines} command lines were found in the pages']
 
 
+def versions(safemap, root):
+    version = subprocess.run([safemap, '--version'], check=True, stdout=subprocess.PIPE).stdout.decode().split()[-1]
+    minor = version.rpartition('.')[0]
+    wanted = {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'\n## {version}',
+              'docs/building.md': f'find_package(safemap {minor} CONFIG)',
+              'examples/cmake/CMakeLists.txt': f'find_package(safemap {minor} CONFIG '}
+    return [f'{name}: has no {text.strip()}' for name, text in wanted.items()
+            if text not in (root / name).read_text(encoding='utf-8')]
+
+
 def dozen(root):
     """Returns the README's table of names that a server needs: its lines are one program."""
     readme = (root / 'README.md').read_text(encoding='utf-8')
@@ -229,7 +240,7 @@ def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + advanced_headers(root) + examples(root, compiler)
-    faults += command_lines(safemap, root)
+    faults += command_lines(safemap, root) + versions(safemap, root)
     print('\n'.join(faults))
     return bool(faults)
 
