@@ -1,11 +1,16 @@
-"""Tests what `./dev` says and does where packages are missing. Programs that it would call are replaced."""
+"""Tests what `./dev` says and does where packages are missing, its help, and which of its commands CI runs.
+
+The programs that it would call are replaced.
+"""
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
 import unittest
 
-DEV = pathlib.Path(__file__).resolve().parents[2] / 'dev'
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEV = ROOT / 'dev'
 NOT_INSTALLED = 4
 
 
@@ -94,6 +99,13 @@ class Help(unittest.TestCase):
                 self.assertRegex(shown, rf'\n  {command} ')
         for name in ('compare', 'zero_plan', 'hf_shards'):
             self.assertRegex(shown, rf'\n    bench {name} ')
+
+    def test_the_workflow_has_the_parts_of_ci(self):
+        quick = re.search(r'\nelse\n(.*?)\nif ', (ROOT / '.ci/run').read_text(encoding='utf-8'), re.DOTALL)[1]
+        parts = re.findall(r'^ *part (.*)$', quick, re.MULTILINE)
+        workflow = (ROOT / '.github/workflows/ci.yml').read_text(encoding='utf-8')
+        self.assertGreater(len(parts), 3)
+        self.assertEqual(re.findall(r'^          - (.*)$', workflow, re.MULTILINE), parts)
 
 
 if __name__ == '__main__':
