@@ -160,7 +160,7 @@ VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, 
     Later later;
     Contents contents = look_at(path, options, later, report, checkpoint.open);
     const open::RunFiles run = files_of_run(contents, path);
-    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, later, report), contents);
+    if (open::has_optimizer(path)) add_files(look_at(path / names::optimizer_folder, options, later, report), contents);
 
     const std::vector<Stretch> stretches = check::stretches_of(contents, later.files);
     std::uint64_t total = contents.items ? check::size_of(*contents.items) : check::size_of(run);

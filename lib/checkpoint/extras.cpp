@@ -2,7 +2,7 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "checkpoint/state.hpp"
-#include "state/model_names.hpp"
+#include "names/model_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -75,6 +75,6 @@ Extras Checkpoint::extras() const {
     return extras;
 }
 
-std::string Checkpoint::stem() const { return state::stem_of_saved(state_->contents.model_file); }
+std::string Checkpoint::stem() const { return names::stem_of_saved(state_->contents.model_file); }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -5,7 +5,6 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/values.hpp"
-#include "distributed/zero_files.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -141,7 +140,7 @@ std::vector<ExpertShare> expert_shares(const Group& parameters, std::uint64_t da
 
 ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const std::vector<std::uint64_t>& experts,
                          const Work& work, FoundGlobals* globals) {
-    std::vector<ZeroFile> files = zero_files(folder.list()).experts;
+    std::vector<ZeroFile> files = names::zero_files(folder.list()).experts;
     std::erase_if(files, [model_rank](const ZeroFile& file) { return file.name.model_rank != model_rank; });
     about_file(folder.name(), [&] { require_experts(files, model_rank, experts); });
     ExpertFiles read;

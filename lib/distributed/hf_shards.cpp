@@ -10,9 +10,9 @@
 #include "base/text.hpp"
 #include "distributed/agree.hpp"
 #include "lazy/whole.hpp"
+#include "names/folder_shape.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
-#include "state/folder_shape.hpp"
 
 #include <safemap/error.hpp>
 
@@ -29,17 +29,17 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
+using names::ShardFile;
 using safetensors::ShardPlace;
 using state::Contents;
 using state::Replica;
-using state::ShardFile;
 
 /// The numbers in the names of all files. Empty if a name has none.
 class FileNumbers {
 public:
     explicit FileNumbers(const std::vector<HfFile>& files) {
         for (const HfFile& file : files) {
-            const auto parsed = state::shard_file(file.name);
+            const auto parsed = names::shard_file(file.name);
             if (parsed) parsed_.push_back(*parsed);
         }
         if (parsed_.size() < files.size()) parsed_.clear();
@@ -87,7 +87,7 @@ public:
         std::string names;
         std::uint64_t listed = 0;
         const auto list = [&](std::uint64_t rank, std::uint64_t file) {
-            names += (listed++ == 0 ? "" : ", ") + state::shard_file_name({rank, file, files});
+            names += (listed++ == 0 ? "" : ", ") + names::shard_file_name({rank, file, files});
         };
         const std::uint64_t most = std::min<std::uint64_t>(count, 8);
         if (of_ranks) {
@@ -364,7 +364,7 @@ private:
 
 Contents join_hf_shards(std::vector<HfFile> files, FaultSink& faults) {
     const auto key = [](const HfFile& file) {
-        const auto name = state::shard_file(file.name);
+        const auto name = names::shard_file(file.name);
         return name ? std::tuple(name->shard, name->file, std::string_view(file.name))
                     : std::tuple(std::uint64_t{0}, std::uint64_t{0}, std::string_view(file.name));
     };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "distributed/zero.hpp"
-#include "distributed/zero_files.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -5,7 +5,6 @@
 #include "base/text.hpp"
 #include "distributed/agree.hpp"
 #include "distributed/values.hpp"
-#include "distributed/zero_files.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -49,7 +48,7 @@ bool is_shared(const ZeroFile& file) { return file.file.find("-model_states") ==
 
 /// Returns the files of one tensor rank. Without tensor parallelism, names have none.
 std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_rank) {
-    std::vector<ZeroFile> files = zero_files(folder.list()).layers;
+    std::vector<ZeroFile> files = names::zero_files(folder.list()).layers;
     const bool shared = std::any_of(files.begin(), files.end(), is_shared);
     std::erase_if(
         files, [&](const ZeroFile& file) { return shared ? !is_shared(file) : file.name.model_rank != tensor_rank; });

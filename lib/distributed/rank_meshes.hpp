@@ -2,8 +2,8 @@
 #pragma once
 
 #include "distributed/mesh.hpp"
-#include "distributed/rank_names.hpp"
 #include "distributed/values.hpp"
+#include "names/rank_names.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +14,8 @@
 #include <unordered_map>
 
 namespace safemap::SAFEMAP_ABI::distributed {
+
+using names::RankNames;
 
 /// The meshes of all files. A mesh is known by a number; equal ones have the same. May be used from several threads at
 /// once.

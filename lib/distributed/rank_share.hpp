@@ -3,7 +3,6 @@
 #pragma once
 
 #include "distributed/rank_meshes.hpp"
-#include "distributed/rank_names.hpp"
 #include "distributed/rank_skeleton.hpp"
 
 #include <safemap/lazy_tensor.hpp>

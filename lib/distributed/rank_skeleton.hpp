@@ -3,7 +3,6 @@
 
 #include "distributed/mesh.hpp"
 #include "distributed/rank_meshes.hpp"
-#include "distributed/rank_names.hpp"
 #include "distributed/sharded_nodes.hpp"
 
 #include <safemap/lazy_tensor.hpp>

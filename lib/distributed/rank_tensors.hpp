@@ -3,7 +3,6 @@
 
 #include "distributed/mesh.hpp"
 #include "distributed/rank_meshes.hpp"
-#include "distributed/rank_names.hpp"
 #include "distributed/rank_share.hpp"
 #include "distributed/rank_skeleton.hpp"
 #include "lazy/whole.hpp"

@@ -17,7 +17,7 @@
 #include "distributed/dcp_tree.hpp"
 #include "distributed/found_globals.hpp"
 #include "lazy/whole.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -256,7 +256,7 @@ private:
                             std::string(unnamed.size() == 1 ? "it, perhaps the file" : "them, perhaps files") +
                             " of an older save: " + names_text(unnamed, most_named));
         for (const std::string& name : folder_->list())
-            if (state::is_unfinished_metadata(name))
+            if (names::is_unfinished_metadata(name))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");
         if (items_.unchecked > 0)
             notes.push_back(std::to_string(items_.unchecked) + (items_.unchecked == 1 ? " item has" : " items have") +

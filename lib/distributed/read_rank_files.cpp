@@ -13,12 +13,11 @@
 #include "distributed/olmo_optimizer.hpp"
 #include "distributed/olmo_ranks.hpp"
 #include "distributed/rank_files.hpp"
-#include "distributed/rank_names.hpp"
 #include "distributed/rank_tensors.hpp"
 #include "distributed/shard_lists.hpp"
 #include "distributed/tree_values.hpp"
 #include "distributed/unnamed_optimizer.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 #include "state/names.hpp"
 #include "torch/parts.hpp"
 
@@ -117,10 +116,10 @@ void begin(ReadSet& read, StateTree& tree, const RankFiles& set, const ShardList
 
 /// Returns the rank of another file under whose name this one was saved: torch names the folder in the zip after it.
 std::optional<std::uint64_t> saved_as_rank(const std::string& saved_as, const std::string& file) {
-    const auto own = state::rank_file(file);
+    const auto own = names::rank_file(file);
     const std::size_t dot = file.rfind('.');
     if (!own || saved_as.empty() || dot == file.npos) return std::nullopt;
-    const auto then = state::rank_file(saved_as + file.substr(dot));
+    const auto then = names::rank_file(saved_as + file.substr(dot));
     if (!then || then->set != own->set || then->rank == own->rank) return std::nullopt;
     return then->rank;
 }

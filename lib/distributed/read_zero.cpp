@@ -139,7 +139,7 @@ void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenO
 
 std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found) {
     auto run = std::make_shared<ZeroRun>();
-    run->files = zero_files(*tag.folder);
+    run->files = names::zero_files(*tag.folder);
     std::vector<ModelFile> models;
     std::vector<OptimizerFile> optimizers;
     read_kind(tag, options, run->files.models, found, models, read_model_file);
@@ -439,7 +439,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     check_options(options);
     FoundGlobals globals(options.strict_globals, tag.prefix);
     std::vector<ModelFile> models;
-    const ZeroFiles files = zero_files(*tag.folder);
+    const ZeroFiles files = names::zero_files(*tag.folder);
     read_kind(tag, options, files.models, globals, models, read_model_file);
     if (!models.empty()) {
         require_model_ranks(models.front(), files);

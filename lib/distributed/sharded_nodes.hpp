@@ -4,7 +4,6 @@
 
 #include "distributed/mesh.hpp"
 #include "distributed/rank_meshes.hpp"
-#include "distributed/rank_names.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/state_tree.hpp>

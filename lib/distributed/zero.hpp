@@ -12,6 +12,7 @@
 
 #include "base/folder.hpp"
 #include "lazy/whole.hpp"
+#include "names/zero_files.hpp"
 #include "state/contents.hpp"
 
 #include <safemap/lazy_tensor.hpp>
@@ -25,6 +26,10 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
+
+using names::ZeroFile;
+using names::ZeroFiles;
+using names::ZeroName;
 
 /// A trainable parameter, at its place in the flat buffer of its group.
 struct Parameter {

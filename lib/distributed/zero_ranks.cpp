@@ -292,7 +292,7 @@ torch::Parts parts_of(const std::shared_ptr<const Source>& source, std::span<con
 /// neither is a name that is not DeepSpeed's.
 std::string name_of_another(const std::string& saved_as, const ZeroName& now, bool equal = false) {
     const std::string file = saved_as + ".pt";
-    const auto then = zero_name(file);
+    const auto then = names::zero_name(file);
     if (!then || then->kind != now.kind) return {};
     const bool same = (equal || then->rank == now.rank) && then->model_rank == now.model_rank;
     return same ? std::string() : file;

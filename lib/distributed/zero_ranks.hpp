@@ -3,7 +3,6 @@
 
 #include "distributed/values.hpp"
 #include "distributed/zero.hpp"
-#include "distributed/zero_files.hpp"
 #include "torch/named_globals.hpp"
 
 #include <memory>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "distributed/slices.hpp"
-#include "distributed/zero_files.hpp"
 #include "distributed/zero_gather.hpp"
 
 #include <optional>

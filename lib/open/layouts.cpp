@@ -4,8 +4,8 @@
 
 #include "base/folder.hpp"
 #include "base/text.hpp"
+#include "names/model_names.hpp"
 #include "open/readers.hpp"
-#include "state/model_names.hpp"
 
 #include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
@@ -77,14 +77,14 @@ FileNames inside(std::string_view folder, FileNames names) {
 
 /// Returns what to do with files that may be those of ranks under other names. Such files are pickles.
 std::string hint_of_ranks(const FileNames& files) {
-    if (std::any_of(files.begin(), files.end(), state::ends_as_safetensors)) return {};
+    if (std::any_of(files.begin(), files.end(), names::ends_as_safetensors)) return {};
     return "; " + std::string(names_of_ranks) + "them";
 }
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
     // The folder's own files are listed by name. Sets, and files of an inner folder, are listed as paths that can be
     // typed.
-    if (shape.what == state::pipeline_models) refuse_pipeline(shape, folder);
+    if (shape.what == names::pipeline_models) refuse_pipeline(shape, folder);
     const bool sets = shape.what == "sets of rank files";
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
@@ -116,7 +116,7 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
         const std::shared_ptr<const Folder> inner = name.starts_with('.') ? nullptr : folder.folder(name);
         if (!inner) continue;
         const std::string at = path + '/' + name;
-        const ShapeKind kind = state::shape_of(state::names_in(*inner)).kind;
+        const ShapeKind kind = names::shape_of(names::names_in(*inner)).kind;
         const bool holds_one = kind != ShapeKind::nothing && kind != ShapeKind::companions;
         if (holds_one) found.push_back(at);
         else if (levels > 1) add_deeper(*inner, at, levels - 1, left, found);
@@ -156,15 +156,15 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
                 .with_hint("give the folder of one tag instead");
         case ShapeKind::ranks_lack:
             throw Error(Errc::rank_missing, "missing files of " + shape.what + ": " + listed(shape.files));
-        case ShapeKind::shards_lack: throw state::lacks_shards(state::shard_sets(shape.files).front());
+        case ShapeKind::shards_lack: throw names::lacks_shards(names::shard_sets(shape.files).front());
         default: refuse_nothing(names, folder);
     }
 }
 
 void refuse_part(std::string_view file) {
-    const bool is_part = state::is_dcp_metadata(file) || file.ends_with(".distcp");
+    const bool is_part = names::is_dcp_metadata(file) || file.ends_with(".distcp");
     if (is_part) refuse_layout(part_of_dcp, excerpt(file), "it is not read by itself");
-    if (state::is_unfinished_metadata(file)) refuse_unfinished({.files = {std::string(file)}}, {});
+    if (names::is_unfinished_metadata(file)) refuse_unfinished({.files = {std::string(file)}}, {});
     if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
 }
 

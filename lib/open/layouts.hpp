@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 
 #include <string_view>
 
@@ -10,7 +10,7 @@ namespace safemap::SAFEMAP_ABI::open {
 
 /// Throws the error of a shape that is not read: unsupported_layout, several_models, not_a_checkpoint, or another code
 /// for training folders. If there is nothing, looks into folders of `folder` for the hint.
-[[noreturn]] void refuse(const state::FolderShape& shape, const state::FolderNames& names, const Folder& folder);
+[[noreturn]] void refuse(const names::FolderShape& shape, const names::FolderNames& names, const Folder& folder);
 
 /// Throws unsupported_layout if the name of `file` says that it is a part of a layout, useless without the other parts;
 /// unfinished_checkpoint if it is what an interrupted save leaves.
@@ -21,6 +21,6 @@ inline constexpr std::string_view names_of_ranks =
     "files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link ";
 
 /// Returns "a, b and 3 more".
-std::string listed(const state::FileNames& names);
+std::string listed(const names::FileNames& names);
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -3,9 +3,9 @@
 #include "distributed/read_dcp.hpp"
 #include "distributed/read_rank_files.hpp"
 #include "distributed/read_zero.hpp"
-#include "distributed/zero_files.hpp"
+#include "names/optimizer_names.hpp"
+#include "names/zero_files.hpp"
 #include "open/readers.hpp"
-#include "state/optimizer_names.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -57,19 +57,19 @@ Contents read_rank_files(const RankSet& set, const OpenOptions& options, const R
 FileNames files_of_set(const FolderNames& names, std::string_view set) {
     FileNames files = names.files;
     std::erase_if(files, [set](const std::string& file) {
-        const auto one = state::rank_file(file);
+        const auto one = names::rank_file(file);
         return !one || one->set != set;
     });
     return files;
 }
 
 FileNames optimizer_files(const Folder& folder, const FileNames& files) {
-    const auto model = files.empty() ? std::nullopt : state::rank_file(files.front());
+    const auto model = files.empty() ? std::nullopt : names::rank_file(files.front());
     FileNames found = folder.list();
     std::erase_if(found, [&](const std::string& file) {
-        const auto one = state::rank_file(file);
+        const auto one = names::rank_file(file);
         if (!model || !one) return true;
-        const auto pair = state::model_and_optimizer({model->set, one->set});
+        const auto pair = names::model_and_optimizer({model->set, one->set});
         return !pair || pair->optimizer != one->set;
     });
     return found;
@@ -81,8 +81,8 @@ Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape
 }
 
 std::optional<std::string> note_of_deepspeed_file(std::string_view name) {
-    using Kind = distributed::ZeroName::Kind;
-    const auto parsed = distributed::zero_name(name);
+    using Kind = names::ZeroName::Kind;
+    const auto parsed = names::zero_name(name);
     if (!parsed) return std::nullopt;
     if (parsed->kind == Kind::optimizer || parsed->kind == Kind::ranked_model)
         return "this is the part of rank " + std::to_string(parsed->rank) +

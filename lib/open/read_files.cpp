@@ -2,9 +2,9 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
+#include "names/model_names.hpp"
 #include "open/readers.hpp"
 #include "pickle/memory_share.hpp"
-#include "state/model_names.hpp"
 
 #include <utility>
 
@@ -83,8 +83,8 @@ private:
 void require_all_shards(std::span<const std::shared_ptr<const Source>> sources) {
     std::vector<std::string> names;
     for (const auto& source : sources) names.push_back(source->name().substr(source->name().rfind('/') + 1));
-    for (const state::ShardSet& set : state::shard_sets(names))
-        if (!set.complete()) throw state::lacks_shards(set).with_path(sources.front()->name());
+    for (const names::ShardSet& set : names::shard_sets(names))
+        if (!set.complete()) throw names::lacks_shards(set).with_path(sources.front()->name());
 }
 
 }  // namespace

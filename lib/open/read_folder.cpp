@@ -77,11 +77,11 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
         about_file(folder->name(), [&] {
             // If files are missing, the shape names those.
             const bool complete = shape.kind == ShapeKind::rank_files;
-            FileNames files = complete ? shape.files : files_of_set(state::names_in(*folder), shape.what);
+            FileNames files = complete ? shape.files : files_of_set(names::names_in(*folder), shape.what);
             contents = read_rank_files({folder, std::move(files)}, options);
         });
         if (shape.optimizer.empty()) return;
-        const auto set = state::rank_file(shape.optimizer.front());
+        const auto set = names::rank_file(shape.optimizer.front());
         add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
             return about_file(folder->name(), [&] {
                 return read_rank_files({folder, shape.optimizer}, options, {folder, shape.files});
@@ -124,7 +124,7 @@ bool is_not_gathered(const Contents& contents) {
 }
 
 bool is_in_set(const std::string& name, std::string_view set) {
-    const auto file = state::rank_file(name);
+    const auto file = names::rank_file(name);
     return file && file->set == set;
 }
 
@@ -162,7 +162,7 @@ Contents read_beside(const std::shared_ptr<const Folder>& folder, const FolderSh
 
 Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderNames& names,
                     const OpenOptions& options, FaultSink& faults) {
-    const FolderShape beside = shape.finished ? state::shape_beside_model(names) : FolderShape();
+    const FolderShape beside = shape.finished ? names::shape_beside_model(names) : FolderShape();
     const bool wants_state = options.weights != Weights::automatic || options.deepspeed_compat;
     if (wants_state && is_deepspeed(beside)) return read_beside(folder, beside, shape, names, options, faults);
     auto contents = read_known(folder, shape, options, faults);
@@ -179,20 +179,20 @@ void find_shards(Located& found, std::uint64_t max_header_bytes) {
     if (indexed || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
     FileNames candidates;
     for (const std::string& name : found.names.files)
-        if (state::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
+        if (names::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
     if (candidates.size() < 2) return;
     FileNames shards = safetensors::shard_files(*found.folder, candidates, max_header_bytes);
     if (shards.empty()) return;
     shape = {.kind = ShapeKind::hf_shards, .files = std::move(shards)};
     for (const std::string& name : found.names.files)
-        if ((state::is_weights(name) || name == ".metadata") && !has(shape.files, name)) shape.others.push_back(name);
+        if ((names::is_weights(name) || name == ".metadata") && !has(shape.files, name)) shape.others.push_back(name);
 }
 
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
 /// that folder.
 bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
-    found.names = state::names_in(*found.folder);
-    found.shape = state::shape_of(found.names);
+    found.names = names::names_in(*found.folder);
+    found.shape = names::shape_of(found.names);
     find_shards(found, max_header_bytes);
     if (!found.shape.optimizer_inside.empty()) found.optimizer = found.folder->folder(found.shape.optimizer_inside);
     if (found.shape.kind != ShapeKind::folder) return true;
@@ -228,7 +228,7 @@ Contents read_optimizer(const std::shared_ptr<const Folder>& folder, const RankS
 void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer) {
     if (contents.optimizer) return;
     contents.skipped.push_back(
-        {.name = state::optimizer_folder,
+        {.name = names::optimizer_folder,
          .type = "the state of the optimizer",
          .why = "it is in " + where + "; Checkpoint::optimizer() gives it, --optimizer converts it"});
     contents.notes.push_back("the state of the optimizer is in " + where);

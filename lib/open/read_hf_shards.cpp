@@ -109,7 +109,7 @@ Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const Folde
 
 std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name) {
     if (state::find_value(contents.metadata, safetensors::sharding_info_key) == nullptr) return std::nullopt;
-    if (const auto shard = state::shard_file(name))
+    if (const auto shard = names::shard_file(name))
         return "this is the part of rank " + std::to_string(shard->shard) +
                " of Hugging Face shards; open its folder, which gives whole tensors";
     if (!states_parts(contents)) return std::nullopt;

@@ -6,7 +6,7 @@
 #include "distributed/rank_meshes.hpp"
 #include "distributed/read_rank_files.hpp"
 #include "distributed/values.hpp"
-#include "distributed/zero_files.hpp"
+#include "names/zero_files.hpp"
 #include "open/layouts.hpp"
 #include "open/readers.hpp"
 
@@ -43,10 +43,10 @@ private:
     std::string name_;
 };
 
-std::string hint_for(const std::filesystem::path& path, const std::optional<state::RankFile>& rank) {
+std::string hint_for(const std::filesystem::path& path, const std::optional<names::RankFile>& rank) {
     constexpr std::string_view parts = "; --as-parts (OpenOptions::as_parts) gives the local parts in this file";
     const std::string file = path.filename().native();
-    const bool is_known = distributed::zero_name(file) || file == "model_optim_rng.pt";
+    const bool is_known = names::zero_name(file) || file == "model_optim_rng.pt";
     if (!rank && is_known) return "give the folder, or the files of all ranks together" + std::string(parts);
     if (!rank)
         return std::string(names_of_ranks) + "the files of all ranks, and give their folder" + std::string(parts);
@@ -55,7 +55,7 @@ std::string hint_for(const std::filesystem::path& path, const std::optional<stat
 }
 
 [[noreturn]] void refuse(std::string what, const std::filesystem::path& path,
-                         const std::optional<state::RankFile>& rank) {
+                         const std::optional<names::RankFile>& rank) {
     throw Error(Errc::rank_missing, std::move(what)).with_hint(hint_for(path, rank));
 }
 
@@ -72,8 +72,8 @@ std::int64_t largest(const std::optional<Value>& field) {
 
 /// Returns how a file of DeepSpeed is only a part; an empty text if it is not one, or is whole.
 std::string zero_part(const StateTree& tree, const std::string& file) {
-    using Kind = distributed::ZeroName::Kind;
-    const auto name = distributed::zero_name(file);
+    using Kind = names::ZeroName::Kind;
+    const auto name = names::zero_name(file);
     if (!name) return {};
     const Value root(tree);
     if (name->kind == Kind::optimizer) {
@@ -107,7 +107,7 @@ Contents read_alone(const std::shared_ptr<const Source>& source, const std::file
     std::shared_ptr<const Source> manifest;
     if (!options.manifest.empty()) manifest = open_file(options.manifest, mapping_of(options.access));
     const auto folder = std::make_shared<FolderOfOne>(source);
-    const auto rank = state::rank_file(path.filename().native());
+    const auto rank = names::rank_file(path.filename().native());
     try {
         Contents contents = distributed::read_rank_files({folder, folder->list(), std::move(manifest), true}, options);
         contents.folder = folder;
@@ -137,8 +137,8 @@ std::optional<Contents> read_part(const std::shared_ptr<const Source>& source, c
     if (!plain.tree && std::any_of(plain.tensors.begin(), plain.tensors.end(), is_flat))
         return read_alone(source, path, options);
     // Local parts of FSDP1 are plain tensors. The state of a run is not a part of anything.
-    const auto rank = state::rank_file(file);
-    if (rank && rank->world_size.value_or(1) > 1 && !state::is_training_state(*rank))
+    const auto rank = names::rank_file(file);
+    if (rank && rank->world_size.value_or(1) > 1 && !names::is_training_state(*rank))
         refuse("the name says that this is the file of rank " + std::to_string(rank->rank) + " of " +
                    std::to_string(*rank->world_size),
                path, rank);

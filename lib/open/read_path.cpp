@@ -3,11 +3,11 @@
 #include "base/text.hpp"
 #include "io/folder.hpp"
 #include "io/glob.hpp"
+#include "names/model_names.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/listed_files.hpp"
 #include "open/stale_copy.hpp"
-#include "state/model_names.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -46,10 +46,10 @@ private:
 /// Lets a model give the state of its optimizer, if a save has put it into a folder beside the model.
 void add_optimizer(const Located& found, const OpenOptions& options, Contents& contents) {
     if (contents.optimizer || !has_optimizer(found.folder->name())) return;
-    const auto inner = found.folder->folder(state::optimizer_folder);
+    const auto inner = found.folder->folder(names::optimizer_folder);
     if (!inner) return;
     contents.notes.push_back(
-        std::string(state::optimizer_folder) +
+        std::string(names::optimizer_folder) +
         "/ has the state of the optimizer; Checkpoint::optimizer() gives it, --optimizer converts it");
     contents.optimizer = [inner, options] {
         ThrowFirst faults;
@@ -93,8 +93,8 @@ Contents read_metadata(const std::filesystem::path& file, Mapping mapping, const
                        FaultSink& faults) {
     static_cast<void>(open_file(file, mapping));  // throws path_not_found
     Located found{.folder = open_folder(folder_of(file), mapping)};
-    found.names = state::names_in(*found.folder);
-    found.shape = state::shape_of_dcp(found.names, file.filename().native());
+    found.names = names::names_in(*found.folder);
+    found.shape = names::shape_of_dcp(found.names, file.filename().native());
     return read_located(found, options, faults);
 }
 
@@ -104,7 +104,7 @@ std::optional<std::filesystem::path> metadata_among(std::span<const std::filesys
     std::optional<std::filesystem::path> found;
     for (const std::filesystem::path& file : files) {
         const std::string name = file.filename().native();
-        const bool is_metadata = state::is_dcp_metadata(name);
+        const bool is_metadata = names::is_dcp_metadata(name);
         if (!is_metadata && !name.ends_with(".distcp")) return std::nullopt;
         const bool is_first = !found || (name == ".metadata" && found->filename() != ".metadata");
         if (is_metadata && is_first) found = file;
@@ -121,7 +121,7 @@ std::optional<std::filesystem::path> metadata_among(std::span<const std::filesys
 bool is_of_set(const std::filesystem::path& path) {
     if (is_folder(path)) return false;
     const FileNames name = {path.filename().native()};
-    return state::shape_of_files(name).kind != ShapeKind::nothing || state::set_of_shard(name.front());
+    return names::shape_of_files(name).kind != ShapeKind::nothing || names::set_of_shard(name.front());
 }
 
 Contents read_matches(const std::filesystem::path& glob, const OpenOptions& options, FaultSink& faults) {
@@ -143,14 +143,14 @@ void note_rank(const std::filesystem::path& path, Contents& contents) {
     const std::string name = path.filename().native();
     if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
     if (auto note = note_of_shard(contents, name)) return contents.notes.push_back(std::move(*note));
-    if (const auto set = state::set_of_shard(name))
+    if (const auto set = names::set_of_shard(name))
         return contents.notes.push_back("this is one of " + std::to_string(set->name.shards) +
                                         " shards; the whole checkpoint is in the files " + excerpt(set->text()));
-    const auto one = state::rank_file(name);
+    const auto one = names::rank_file(name);
     if (!one) return;
     std::uint64_t ranks = 0;
     try {
-        ranks = state::ranks_in_set(*one, open_folder(folder_of(path), Mapping::never)->list());
+        ranks = names::ranks_in_set(*one, open_folder(folder_of(path), Mapping::never)->list());
     } catch (const Error&) {  // the folder cannot be listed
     }
     if (ranks < 2) return;
@@ -175,7 +175,7 @@ Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOpti
     if (const auto metadata = metadata_among(paths)) return read_metadata(*metadata, mapping, options, faults);
     FileNames names;
     for (const std::filesystem::path& path : paths) names.push_back(path.filename().native());
-    const FolderShape shape = state::shape_of_files(names);
+    const FolderShape shape = names::shape_of_files(names);
     if (shape.kind != ShapeKind::nothing)
         return read_located({.folder = listed_files(paths, mapping), .names = {.files = names}, .shape = shape},
                             options, faults);
@@ -189,7 +189,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     if (is_glob(path)) return read_matches(path, options, faults);
     const Mapping mapping = mapping_of(options.access);
     if (is_folder(path)) return read_settled(path, mapping, options, faults);
-    if (state::is_dcp_metadata(path.filename().native())) return read_metadata(path, mapping, options, faults);
+    if (names::is_dcp_metadata(path.filename().native())) return read_metadata(path, mapping, options, faults);
 
     const auto source = open_file(path, mapping);
     if (!is_index(*source)) {
@@ -203,13 +203,13 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
 
 bool has_optimizer(const std::filesystem::path& path) {
     std::error_code ignored;
-    const std::filesystem::path inner = path / state::optimizer_folder;
+    const std::filesystem::path inner = path / names::optimizer_folder;
     // A link leads to a folder of some other checkpoint, and a save refuses to write to it.
     if (!std::filesystem::is_directory(std::filesystem::symlink_status(inner, ignored))) return false;
     try {
         const std::vector<std::string> files = open_folder(inner, Mapping::never)->list();
-        const auto is_shard = [](const std::string& file) { return state::shard_file(file).has_value(); };
-        return !state::safetensors_heads(files).empty() || std::any_of(files.begin(), files.end(), is_shard);
+        const auto is_shard = [](const std::string& file) { return names::shard_file(file).has_value(); };
+        return !names::safetensors_heads(files).empty() || std::any_of(files.begin(), files.end(), is_shard);
     } catch (const Error& error) {
         if (error.code() != Errc::permission_denied) throw;
         return false;

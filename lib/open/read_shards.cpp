@@ -3,11 +3,11 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
+#include "names/model_names.hpp"
 #include "open/readers.hpp"
 #include "open/structure.hpp"
 #include "pickle/memory_share.hpp"
 #include "safetensors/index.hpp"
-#include "state/model_names.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -51,15 +51,15 @@ std::vector<Shard> shards_of(const Index& index) {
 
 /// Adds the shards that the index does not name, of sets of which it names some.
 void add_shards_beside(const Folder& folder, const Index& index, std::vector<Shard>& shards) {
-    const std::vector<state::ShardSet> sets = state::shard_sets(index.shards);
-    if (std::all_of(sets.begin(), sets.end(), [](const state::ShardSet& set) { return set.complete(); })) return;
+    const std::vector<names::ShardSet> sets = names::shard_sets(index.shards);
+    if (std::all_of(sets.begin(), sets.end(), [](const names::ShardSet& set) { return set.complete(); })) return;
     std::vector<std::string> names;
     try {
         names = folder.list();
     } catch (const Error& error) {
         if (error.code() != Errc::permission_denied) throw;
     }
-    for (std::string& name : state::shards_beside(index.shards, names)) {
+    for (std::string& name : names::shards_beside(index.shards, names)) {
         Shard& shard = shards.emplace_back();
         shard.name = std::move(name);
         shard.number = static_cast<std::uint32_t>(index.shards.size());  // the index places no tensor in it

@@ -3,8 +3,8 @@
 
 #include "base/faults.hpp"
 #include "base/folder.hpp"
+#include "names/folder_shape.hpp"
 #include "state/contents.hpp"
-#include "state/folder_shape.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -18,12 +18,12 @@
 
 namespace safemap::SAFEMAP_ABI::open {
 
+using names::FileNames;
+using names::FolderNames;
+using names::FolderShape;
+using names::ShapeKind;
 using state::Contents;
-using state::FileNames;
-using state::FolderNames;
-using state::FolderShape;
 using state::Joined;
-using state::ShapeKind;
 
 /// Reads one file. Recognises its format by its content, or by a name that ends in ".safetensors". The file of a rank
 /// is read as read_part() says.

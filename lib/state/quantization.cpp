@@ -5,7 +5,7 @@
 #include "state/quantization.hpp"
 
 #include "base/name_index.hpp"
-#include "state/model_names.hpp"
+#include "names/model_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -333,7 +333,7 @@ private:
         std::set<std::string> names;
         for (const LazyTensor& each : tensors_) names.insert(file_of(each));
         std::set<std::string> files;
-        for (const ShardSet& set : shard_sets(std::vector<std::string>(names.begin(), names.end())))
+        for (const names::ShardSet& set : names::shard_sets(std::vector<std::string>(names.begin(), names.end())))
             if (!set.complete()) files.insert(set.files.begin(), set.files.end());
         return files;
     }

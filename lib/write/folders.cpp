@@ -3,7 +3,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 #include "write/storage_use.hpp"
@@ -110,7 +110,7 @@ void report_written(const PlannedFolder& folder, SaveReport& report) {
 }
 
 std::vector<std::string> notes_on_folders(const std::filesystem::path& out, const SaveOptions& options) {
-    const std::string name = state::optimizer_folder;
+    const std::string name = names::optimizer_folder;
     std::error_code ignored;
     if (!options.overwrite || options.folders.count(name) != 0 || is_one_file(out, options) ||
         !std::filesystem::is_directory(out / name, ignored))

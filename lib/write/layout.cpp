@@ -23,13 +23,13 @@
 #include "base/text.hpp"
 #include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "names/folder_shape.hpp"
 #include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "safetensors/sharding_info.hpp"
-#include "state/folder_shape.hpp"
 #include "state/structure.hpp"
 #include "tensor/raw_dtype.hpp"
 #include "write/quantized.hpp"
@@ -168,7 +168,7 @@ public:
             Pairs metadata = rank_metadata(rank == 0);
             put_sorted(metadata, safetensors::sharding_info_key,
                        sharding_info_of(cut, numbers, input_.tensors, layout_.chosen, dimension));
-            add_file(state::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), std::move(members),
+            add_file(names::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), std::move(members),
                      std::move(metadata));
         }
         layout_.files.front().has_checkpoint_digest = options_.checksums;

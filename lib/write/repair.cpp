@@ -3,11 +3,11 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/folder.hpp"
+#include "names/model_names.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "state/contents.hpp"
-#include "state/model_names.hpp"
 #include "write/shards.hpp"
 #include "write/target.hpp"
 
@@ -189,7 +189,7 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     if (!source) throw Error(Errc::path_not_found, "no such file").with_path(folder.name() + '/' + index_name);
     ThrowFirst faults;
     safetensors::Index index = safetensors::read_index(*source, faults);
-    for (std::string& shard : state::shards_beside(index.shards, folder.list())) {
+    for (std::string& shard : names::shards_beside(index.shards, folder.list())) {
         found.repairs.push_back(index_name + ": it does not name " + safemap::quoted(shard) +
                                 ", though it names other shards of the set");
         index.shards.push_back(std::move(shard));
@@ -225,8 +225,8 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
         const auto parent = in.parent_path();
         return read_indexed(*open_folder(parent.empty() ? "." : parent), in.filename().native(), options);
     }
-    const auto heads = state::find_heads(open_folder(in)->list());
-    const std::string stem = state::stem_of_saved(heads.files.empty() ? std::string() : heads.files.front());
+    const auto heads = names::find_heads(open_folder(in)->list());
+    const std::string stem = names::stem_of_saved(heads.files.empty() ? std::string() : heads.files.front());
     const std::vector<std::string> files = write::model_files(in, options.max_header_bytes, stem);
     if (files.empty())
         throw Error(Errc::not_a_checkpoint, "the folder has neither an index nor a " + stem + ".safetensors")

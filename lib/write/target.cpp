@@ -3,10 +3,10 @@
 
 #include "base/text.hpp"
 #include "io/folder.hpp"
+#include "names/folder_shape.hpp"
+#include "names/model_names.hpp"
 #include "safetensors/index.hpp"
 #include "safetensors/shard_files.hpp"
-#include "state/folder_shape.hpp"
-#include "state/model_names.hpp"
 #include "write/shards.hpp"
 
 #include <safemap/advanced/file.hpp>
@@ -40,8 +40,8 @@ void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, 
     std::vector<std::string> others;
     for (const std::string& name : all) {
         if (has(files, name)) continue;
-        if (state::shard_file(name)) files.push_back(name);
-        else if (state::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
+        if (names::shard_file(name)) files.push_back(name);
+        else if (names::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
     }
     if (others.size() < 2) return;
     for (std::string& name : safetensors::shard_files(folder, others, max_header_bytes))
@@ -50,7 +50,7 @@ void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, 
 
 }  // namespace
 
-bool names_file(const std::filesystem::path& out) { return state::ends_as_safetensors(out.native()); }
+bool names_file(const std::filesystem::path& out) { return names::ends_as_safetensors(out.native()); }
 
 bool is_one_file(const std::filesystem::path& out, const SaveOptions& options) {
     if (!options.one_file) return names_file(out);
@@ -63,10 +63,10 @@ bool counts_as_new(const std::filesystem::path& out) {
     if (!std::filesystem::is_directory(out, ignored)) return false;
     try {
         // No name that a save would write may exist already, not even as something other than a file.
-        const state::FolderNames names = state::names_in(*open_folder(out, Mapping::never));
+        const names::FolderNames names = names::names_in(*open_folder(out, Mapping::never));
         for (const std::string& name : names.files)
             if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
-        return state::shape_of_folder(names).kind == state::ShapeKind::nothing;
+        return names::shape_of_folder(names).kind == names::ShapeKind::nothing;
     } catch (const Error&) {
         return false;
     }
@@ -85,7 +85,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path, std::uin
                                      const std::string& stem) {
     const auto folder = open_folder(path, Mapping::never);
     const std::vector<std::string> all = folder->list();
-    std::vector<std::string> files = state::safetensors_heads(all, stem);
+    std::vector<std::string> files = names::safetensors_heads(all, stem);
     if (files.size() > 1)
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))
@@ -104,17 +104,17 @@ std::vector<std::string> model_files(const std::filesystem::path& path, std::uin
 namespace {
 
 /// Returns the shape that a folder has once `old_files` are removed and the file `added` is there.
-state::FolderShape shape_with(const std::filesystem::path& path, const std::vector<std::string>& old_files,
+names::FolderShape shape_with(const std::filesystem::path& path, const std::vector<std::string>& old_files,
                               const std::string& added) {
     std::error_code ignored;
-    state::FolderNames names;
-    if (std::filesystem::is_directory(path, ignored)) names = state::names_in(*open_folder(path, Mapping::never));
+    names::FolderNames names;
+    if (std::filesystem::is_directory(path, ignored)) names = names::names_in(*open_folder(path, Mapping::never));
     std::erase_if(names.files, [&](const std::string& name) { return has(old_files, name) || name == added; });
     names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), added), added);
-    return state::shape_of_folder(names);
+    return names::shape_of_folder(names);
 }
 
-[[noreturn]] void refuse_other_model(const std::filesystem::path& path, const state::FolderShape& shape,
+[[noreturn]] void refuse_other_model(const std::filesystem::path& path, const names::FolderShape& shape,
                                      std::string_view wanted) {
     Error error(Errc::already_exists,
                 "the folder has " +
@@ -126,8 +126,8 @@ state::FolderShape shape_with(const std::filesystem::path& path, const std::vect
 }  // namespace
 
 void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
-    const auto shape = shape_with(path, old_files, state::shard_file_name({.shard = 1, .file = 1, .files = 1}));
-    if (shape.kind != state::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
+    const auto shape = shape_with(path, old_files, names::shard_file_name({.shard = 1, .file = 1, .files = 1}));
+    if (shape.kind != names::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
 }
 
 std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options) {
@@ -136,8 +136,8 @@ std::vector<std::string> notes_on_other_models(const std::filesystem::path& out,
     const std::vector<std::string> replaced = model_files(out, options.max_header_bytes, options.stem);
     std::vector<std::string> notes;
     for (const std::string& file : open_folder(out, Mapping::never)->list()) {
-        const auto name = state::model_name(file);
-        if (!name || name->kind == state::ModelName::Kind::shard || name->ending != ".safetensors") continue;
+        const auto name = names::model_name(file);
+        if (!name || name->kind == names::ModelName::Kind::shard || name->ending != ".safetensors") continue;
         if (name->stem == options.stem || has(replaced, file)) continue;
         notes.push_back(safemap::quoted(file) + " in the output folder is of another model, and stays");
     }

@@ -16,7 +16,7 @@ namespace model_ranks_test {
 
 using namespace safemap;
 using distributed::ModelFile;
-using distributed::zero_files;
+using names::zero_files;
 using zero_forge::Forge;
 using zero_forge::Run;
 using zero_forge::small;

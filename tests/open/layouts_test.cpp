@@ -9,7 +9,7 @@
 namespace layouts_test {
 
 using namespace safemap;
-using state::FileNames;
+using names::FileNames;
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Tests the ranks that the names of files give.
-#include "distributed/rank_names.hpp"
+#include "names/rank_names.hpp"
 
 #include "doctest_safemap.hpp"
 
@@ -11,7 +11,7 @@
 namespace rank_names_test {
 
 using namespace safemap;
-using distributed::RankNames;
+using names::RankNames;
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The names of DeepSpeed's files: which rank a file belongs to, and which files are missing.
 #pragma once
 
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI::names {
 
 /// The parts of the name of a file of DeepSpeed.
 struct ZeroName {
@@ -53,7 +53,7 @@ struct ZeroFiles {
 /// Sorts the names of a tag's folder. Throws rank_repeated if two files are of one rank, and rank_missing if the file
 /// of a rank below the highest is missing, or files of model states are; the message lists the missing names. Throws
 /// ranks_differ if names of optimizer files have several prefixes, and world_mismatch for a number above 2^24.
-ZeroFiles zero_files(const state::FileNames& files);
+ZeroFiles zero_files(const FileNames& files);
 /// Sorts the names of a tag's folder. The message also says what has the name of a missing file, such as a pipe.
 ZeroFiles zero_files(const Folder& tag);
 
@@ -66,4 +66,4 @@ std::string model_rank_names(const ZeroFiles& files, std::uint64_t first, std::u
 /// Likewise, the files of model states of the ranks from `first` to `world` - 1 of stage 3, for each model rank.
 std::string ranked_model_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t world);
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI::names

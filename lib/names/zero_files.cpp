@@ -1,5 +1,5 @@
 // Parses and spells the names of DeepSpeed's files, sorts files by rank, and lists missing ones.
-#include "distributed/zero_files.hpp"
+#include "names/zero_files.hpp"
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
@@ -240,7 +240,7 @@ std::optional<ZeroName> zero_name(std::string_view file) {
 
 namespace {
 
-ZeroFiles sorted(const state::FileNames& files, const Folder* folder) {
+ZeroFiles sorted(const FileNames& files, const Folder* folder) {
     ZeroFiles found;
     for (const std::string& file : files) {
         auto name = parsed_name(file);
@@ -269,7 +269,7 @@ ZeroFiles sorted(const state::FileNames& files, const Folder* folder) {
 
 }  // namespace
 
-ZeroFiles zero_files(const state::FileNames& files) { return sorted(files, nullptr); }
+ZeroFiles zero_files(const FileNames& files) { return sorted(files, nullptr); }
 ZeroFiles zero_files(const Folder& tag) { return sorted(tag.list(), &tag); }
 
 std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world) {
@@ -307,4 +307,4 @@ std::string ranked_model_names(const ZeroFiles& files, std::uint64_t first, std:
     return missing.text();
 }
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI::names

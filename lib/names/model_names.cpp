@@ -1,8 +1,8 @@
 // Parses the names of models, and finds the model of a folder among them.
-#include "state/model_names.hpp"
+#include "names/model_names.hpp"
 
 #include "base/text.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
@@ -297,4 +297,4 @@ std::string stem_of_saved(std::string_view model_file) {
     return std::string(known ? known->saved_as : stems.front().saved_as);
 }
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

@@ -1,5 +1,5 @@
 // Recognises a model and its optimizer by the one word in which their names differ.
-#include "state/optimizer_names.hpp"
+#include "names/optimizer_names.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
@@ -53,4 +53,4 @@ std::optional<ModelAndOptimizer> model_and_optimizer(const std::vector<std::stri
     return std::nullopt;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

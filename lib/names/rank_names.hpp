@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI::names {
 
 /// The files of one set, in the order of their ranks. Immutable.
 class RankNames {
@@ -64,4 +64,4 @@ private:
     std::string set_ = {};  ///< the glob of all files; empty if the names give no ranks
 };
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI::names

@@ -1,6 +1,6 @@
 // Tests the names of DeepSpeed's files: those of every version, numbers that are hostile, and ranks that are repeated
 // or missing.
-#include "distributed/zero_files.hpp"
+#include "names/zero_files.hpp"
 
 #include "doctest_safemap.hpp"
 
@@ -13,10 +13,10 @@
 namespace zero_files_test {
 
 using namespace safemap;
-using distributed::zero_files;
-using distributed::zero_name;
-using distributed::ZeroFiles;
-using distributed::ZeroName;
+using names::zero_files;
+using names::zero_name;
+using names::ZeroFiles;
+using names::ZeroName;
 using Kind = ZeroName::Kind;
 
 namespace {
@@ -224,11 +224,10 @@ TEST_CASE("names of huge ranks are refused at once, and messages stay short") {
 
 TEST_CASE("the names of optimizer files from a rank on") {
     const ZeroName like = {.kind = Kind::optimizer, .model_rank = 3, .prefix = "bf16_"};
-    CHECK(distributed::optimizer_names(like, 1, 3) ==
-          ranked(1, 3, "optim", "bf16_") + ", " + ranked(2, 3, "optim", "bf16_"));
-    CHECK(distributed::optimizer_names(like, 3, 3).empty());
-    CHECK(distributed::optimizer_names(like, 0, ~0ULL).size() < 5000);
-    CHECK(distributed::optimizer_names(like, ~0ULL - 1, ~0ULL).size() < 5000);
+    CHECK(names::optimizer_names(like, 1, 3) == ranked(1, 3, "optim", "bf16_") + ", " + ranked(2, 3, "optim", "bf16_"));
+    CHECK(names::optimizer_names(like, 3, 3).empty());
+    CHECK(names::optimizer_names(like, 0, ~0ULL).size() < 5000);
+    CHECK(names::optimizer_names(like, ~0ULL - 1, ~0ULL).size() < 5000);
 }
 
 }  // namespace zero_files_test

@@ -1,8 +1,8 @@
 // Sorts files by rank. Tested by tests/distributed/rank_names_test.cpp.
-#include "distributed/rank_names.hpp"
+#include "names/rank_names.hpp"
 
 #include "base/text.hpp"
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 
 #include <safemap/error.hpp>
 
@@ -10,17 +10,17 @@
 #include <numeric>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::distributed {
+namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
 constexpr std::size_t most_listed = 64;
 
 /// Returns the names' common set and their ranks; nothing if a name gives no rank, or another set.
-std::optional<std::vector<state::RankFile>> parsed(const std::vector<std::string>& files) {
-    std::vector<state::RankFile> found;
+std::optional<std::vector<RankFile>> parsed(const std::vector<std::string>& files) {
+    std::vector<RankFile> found;
     for (const std::string& file : files) {
-        auto one = state::rank_file(file);
+        auto one = rank_file(file);
         if (!one || (!found.empty() && one->set != found.front().set)) return std::nullopt;
         found.push_back(*std::move(one));
     }
@@ -124,4 +124,4 @@ void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std
                 what + " has " + ranks_text(ranks.size()) + "; missing are " + names_and_count(missing, count));
 }
 
-}  // namespace safemap::SAFEMAP_ABI::distributed
+}  // namespace safemap::SAFEMAP_ABI::names

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 /// A file name that says what the file is of a model. Names of transformers 5, diffusers 0.36, PEFT 0.18, open_clip 3
 /// and mistral-common: "model.safetensors", "diffusion_pytorch_model.fp16-00001-of-00002.safetensors",
@@ -78,4 +78,4 @@ bool is_digits(std::string_view text);
 /// "model" for a file without a known stem, and for stems of which the libraries have another safetensors name.
 std::string stem_of_saved(std::string_view model_file);
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

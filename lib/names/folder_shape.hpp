@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 using FileNames = std::vector<std::string>;
 
@@ -147,4 +147,4 @@ bool is_weights(std::string_view name);
 /// Returns true for a name that ends in ".safetensors" or ".sft".
 bool ends_as_safetensors(std::string_view name);
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 /// A model and the state of its optimizer: names of folders, or globs of sets of rank files.
 struct ModelAndOptimizer {
@@ -27,4 +27,4 @@ struct ModelAndOptimizer {
 ///     model                             optim                           NeMo Automodel, OLMo
 std::optional<ModelAndOptimizer> model_and_optimizer(const std::vector<std::string>& names);
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

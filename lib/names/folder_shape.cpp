@@ -12,12 +12,12 @@
 //   other_weights           the only other file of weights
 //
 // If no row finds a checkpoint, shape_of() looks at the folders inside. names_in() lists the names.
-#include "state/folder_shape.hpp"
+#include "names/folder_shape.hpp"
 
 #include "base/folder.hpp"
 #include "base/json.hpp"
-#include "state/model_names.hpp"
-#include "state/optimizer_names.hpp"
+#include "names/model_names.hpp"
+#include "names/optimizer_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -28,7 +28,7 @@
 #include <span>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::state {
+namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
@@ -792,4 +792,4 @@ FolderNames names_in(const Folder& folder) {
     return names;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::state
+}  // namespace safemap::SAFEMAP_ABI::names

@@ -1,7 +1,7 @@
 // Tests which kind of checkpoint a folder holds, from lists of names. Folders that trainers wrote are in
 // tests/interop/training_folders.py.
-#include "state/folder_shape.hpp"
-#include "state/optimizer_names.hpp"
+#include "names/folder_shape.hpp"
+#include "names/optimizer_names.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
@@ -10,14 +10,14 @@
 namespace folder_shape_test {
 
 using namespace safemap;
-using state::FileNames;
-using state::FolderShape;
-using Kind = state::ShapeKind;
+using names::FileNames;
+using names::FolderShape;
+using Kind = names::ShapeKind;
 
 namespace {
 
 FolderShape shape(const FileNames& names) {
-    return state::shape_of(state::names_in(forge::Folder(forge::files_of(names))));
+    return names::shape_of(names::names_in(forge::Folder(forge::files_of(names))));
 }
 
 struct Row {
@@ -198,8 +198,8 @@ TEST_CASE("a model and its optimizer are told apart by their names") {
         const char* optimizer;
     };
     const auto pair_of = [](const char* a, const char* b) {
-        const auto found = state::model_and_optimizer({a, b});
-        const auto turned = state::model_and_optimizer({b, a});
+        const auto found = names::model_and_optimizer({a, b});
+        const auto turned = names::model_and_optimizer({b, a});
         CHECK(found.has_value() == turned.has_value());
         if (!found) return std::string();
         CHECK(found->model == turned->model);
@@ -220,8 +220,8 @@ TEST_CASE("a model and its optimizer are told apart by their names") {
                              Pair{"model_and_optim", "optim"}, Pair{"actor", "optimizer"}, Pair{"models", "optim"},
                              Pair{"model_00", "optim"}, Pair{"model", "optims"}})
         CHECK(pair_of(pair.model, pair.optimizer).empty());
-    CHECK_FALSE(state::model_and_optimizer({"model"}).has_value());
-    CHECK_FALSE(state::model_and_optimizer({"model", "optim", "optimizer"}).has_value());
+    CHECK_FALSE(names::model_and_optimizer({"model"}).has_value());
+    CHECK_FALSE(names::model_and_optimizer({"model", "optim", "optimizer"}).has_value());
 }
 
 TEST_CASE("a model with its optimizer beside it is one checkpoint") {
@@ -397,39 +397,39 @@ TEST_CASE("folders whose weights are of another framework are named") {
 }
 
 TEST_CASE("files that the caller lists are one set of ranks also without rank 0") {
-    CHECK(state::shape_of_files({"a_rank2.bin", "a_rank1.bin"}).kind == Kind::rank_files);
-    CHECK(state::shape_of_files({"a_rank1.bin"}).kind == Kind::nothing);
-    CHECK(state::shape_of_files({"model_world_size_1_rank_0.pt"}).kind == Kind::rank_files);
-    CHECK(state::shape_of_files({"a_rank1.bin", "b_rank1.bin"}).kind == Kind::nothing);
-    CHECK(state::shape_of_files({"a_rank8.bin", "a_rank4.bin"}).kind == Kind::rank_files);
+    CHECK(names::shape_of_files({"a_rank2.bin", "a_rank1.bin"}).kind == Kind::rank_files);
+    CHECK(names::shape_of_files({"a_rank1.bin"}).kind == Kind::nothing);
+    CHECK(names::shape_of_files({"model_world_size_1_rank_0.pt"}).kind == Kind::rank_files);
+    CHECK(names::shape_of_files({"a_rank1.bin", "b_rank1.bin"}).kind == Kind::nothing);
+    CHECK(names::shape_of_files({"a_rank8.bin", "a_rank4.bin"}).kind == Kind::rank_files);
     CHECK(shape({"a_rank8.bin", "a_rank4.bin"}).kind == Kind::several);
 }
 
 TEST_CASE("a save replaces only the safetensors model of the folder itself") {
-    using state::safetensors_heads;
+    using names::safetensors_heads;
     CHECK(safetensors_heads({"model.safetensors", "pytorch_model.bin"}) == FileNames{"model.safetensors"});
     CHECK(safetensors_heads({"a.safetensors.index.json", "model.safetensors"}) ==
           FileNames{"a.safetensors.index.json"});
     CHECK(safetensors_heads({"flax_model.msgpack.index.json", "pytorch_model.bin", "a.safetensors"}).empty());
     // A model in a subfolder does not conflict.
-    const auto own = state::shape_of_folder(state::names_in(forge::Folder(forge::files_of({"a/model.safetensors"}))));
+    const auto own = names::shape_of_folder(names::names_in(forge::Folder(forge::files_of({"a/model.safetensors"}))));
     CHECK(own.kind == Kind::nothing);
 }
 
 TEST_CASE("a rank and its set are recognised by the file name") {
-    const auto named = state::rank_file("model_world_size_4_rank_3.pt");
+    const auto named = names::rank_file("model_world_size_4_rank_3.pt");
     REQUIRE(named.has_value());
     CHECK(named->set == "model_world_size_4_rank_*.pt");
     CHECK(named->rank == 3);
     CHECK(named->world_size == std::uint64_t{4});
-    CHECK(state::ranks_in_set(*named, {}) == 4);
-    const auto counted = state::rank_file("m_0_rank1.bin");
+    CHECK(names::ranks_in_set(*named, {}) == 4);
+    const auto counted = names::rank_file("m_0_rank1.bin");
     REQUIRE(counted.has_value());
     CHECK(counted->set == "m_0_rank*.bin");
     CHECK_FALSE(counted->world_size.has_value());
-    CHECK(state::ranks_in_set(*counted, {"m_0_rank0.bin", "m_0_rank1.bin", "m_1_rank0.bin", "m_0_rank2.pt"}) == 2);
+    CHECK(names::ranks_in_set(*counted, {"m_0_rank0.bin", "m_0_rank1.bin", "m_1_rank0.bin", "m_0_rank2.pt"}) == 2);
     for (const char* name : {"", ".", ".pt", "rank.pt", "1.pt", "a_rank_1.pt", "checkpoint_1.bin", "a_rank1.pth"})
-        CHECK_FALSE(state::rank_file(name).has_value());
+        CHECK_FALSE(names::rank_file(name).has_value());
 }
 
 }  // namespace folder_shape_test

@@ -1,5 +1,5 @@
 // Tests the file names of models: what a name says, which shards are a set, and which model of a folder is preferred.
-#include "state/model_names.hpp"
+#include "names/model_names.hpp"
 
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
@@ -13,14 +13,14 @@
 namespace model_names_test {
 
 using namespace safemap;
-using Kind = state::ModelName::Kind;
+using Kind = names::ModelName::Kind;
 using Names = std::vector<std::string>;
 
 namespace {
 
 /// "kind stem variant ending number/shards", or "-" for a name of no model.
 std::string parsed(const char* file) {
-    const auto name = state::model_name(file);
+    const auto name = names::model_name(file);
     if (!name) return "-";
     const char* const kind = name->kind == Kind::index ? "index" : name->kind == Kind::file ? "file" : "shard";
     std::string text = std::string(kind) + ' ' + name->stem + " [" + name->variant + "] " + name->ending;
@@ -29,7 +29,7 @@ std::string parsed(const char* file) {
 }
 
 std::string preferred(Names names) {
-    const state::Heads heads = state::find_heads(names);
+    const names::Heads heads = names::find_heads(names);
     std::string text;
     for (const std::string& file : heads.files) text += (text.empty() ? "" : " ") + file;
     for (const std::string& file : heads.equals) text += " = " + file;
@@ -117,7 +117,7 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
                          "b-0-of-2.pt",
                          "b-1-of-2.pt",
                          "model.safetensors"};
-    const auto sets = state::shard_sets(names);
+    const auto sets = names::shard_sets(names);
     REQUIRE(sets.size() == 4);
     CHECK(sets[0].text() == "a-*-of-00003.bin");
     CHECK(sets[0].lacks == Names{"a-00002-of-00003.bin", "a-00003-of-00003.bin"});
@@ -126,19 +126,19 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
     CHECK(sets[2].lacks == Names{"a-00002-of-00003.safetensors"});
     CHECK(sets[3].complete());
 
-    const auto complete = [](Names some) { return state::shard_sets(some).front().complete(); };
+    const auto complete = [](Names some) { return names::shard_sets(some).front().complete(); };
     CHECK_FALSE(complete({"x-0-of-2.pt", "x-2-of-2.pt"}));
     CHECK_FALSE(complete({"x-0-of-3.pt", "x-1-of-3.pt", "x-3-of-3.pt"}));
     CHECK_FALSE(complete({"x-00001-of-00002.pt", "x-2-of-2.pt"}));  // two exports
     CHECK(complete({"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"}));
-    CHECK(state::shard_sets(Names{"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"})[0].files.size() == 2);
+    CHECK(names::shard_sets(Names{"x-0-of-2.pt", "x-1-of-2.pt", "x-2-of-2.pt"})[0].files.size() == 2);
 
-    const auto large = state::shard_sets(Names{"m-000007-of-999999999.bin"});
+    const auto large = names::shard_sets(Names{"m-000007-of-999999999.bin"});
     REQUIRE(large.size() == 1);
     CHECK(large[0].missing == 999'999'998);
     CHECK(large[0].lacks.size() == 8);
     CHECK(large[0].lacks.back() == "m-000009-of-999999999.bin");
-    const Error error = state::lacks_shards(large[0]);
+    const Error error = names::lacks_shards(large[0]);
     CHECK(error.code() == Errc::shard_missing);
     CHECK(std::string(error.what()).find("m-000008-of-999999999.bin") != std::string::npos);
 }
@@ -146,7 +146,7 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
 TEST_CASE("a set has one spelling, and what is missing of it has the same") {
     const auto lacks = [](const Names& names) {
         std::string text;
-        for (const state::ShardSet& set : state::shard_sets(names))
+        for (const names::ShardSet& set : names::shard_sets(names))
             for (const std::string& name : set.lacks) text += set.text() + " lacks " + name + "; ";
         return text;
     };
@@ -160,7 +160,7 @@ TEST_CASE("a set has one spelling, and what is missing of it has the same") {
 }
 
 TEST_CASE("shards beside those that are named are of the same set") {
-    const auto beside = [](const Names& named, const Names& all) { return state::shards_beside(named, all); };
+    const auto beside = [](const Names& named, const Names& all) { return names::shards_beside(named, all); };
     const Names all = {"a-00001-of-00003.bin",
                        "a-00002-of-00003.bin",
                        "a-00003-of-00003.bin",
@@ -191,7 +191,7 @@ TEST_CASE("a random part of a set lacks exactly the other numbers") {
         // Without the file of number 0, the numbers begin with 1.
         if (given.empty() || (first == 0 && given.front() != file(0))) continue;
         std::shuffle(given.begin(), given.end(), random);
-        const auto sets = state::shard_sets(given);
+        const auto sets = names::shard_sets(given);
         REQUIRE(sets.size() == 1);
         CHECK(std::set<std::string>(sets[0].lacks.begin(), sets[0].lacks.end()) == lacks);
         CHECK(sets[0].complete() == lacks.empty());
@@ -225,14 +225,14 @@ TEST_CASE("one of several models of a folder is preferred, or they are equal") {
 }
 
 TEST_CASE("a model is saved under the name that its library looks for") {
-    CHECK(state::stem_of_saved("adapter_model.bin") == "adapter_model");
-    CHECK(state::stem_of_saved("diffusion_pytorch_model.safetensors.index.fp16.json") == "diffusion_pytorch_model");
-    CHECK(state::stem_of_saved("open_clip_pytorch_model.bin") == "open_clip_model");
-    CHECK(state::stem_of_saved("pytorch_model.bin.index.json") == "model");
-    CHECK(state::stem_of_saved("consolidated.00.pth") == "model");
-    CHECK(state::stem_of_saved("consolidated.safetensors") == "consolidated");
+    CHECK(names::stem_of_saved("adapter_model.bin") == "adapter_model");
+    CHECK(names::stem_of_saved("diffusion_pytorch_model.safetensors.index.fp16.json") == "diffusion_pytorch_model");
+    CHECK(names::stem_of_saved("open_clip_pytorch_model.bin") == "open_clip_model");
+    CHECK(names::stem_of_saved("pytorch_model.bin.index.json") == "model");
+    CHECK(names::stem_of_saved("consolidated.00.pth") == "model");
+    CHECK(names::stem_of_saved("consolidated.safetensors") == "consolidated");
     for (const char* other : {"", "weights.safetensors", "x-1-of-2.bin", "x.safetensors.index.json"})
-        CHECK(state::stem_of_saved(other) == "model");
+        CHECK(names::stem_of_saved(other) == "model");
 }
 
 }  // namespace model_names_test
