@@ -161,6 +161,11 @@ bool stays_below(std::string_view path) noexcept {
     return true;
 }
 
-std::string bytes_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
+std::string counted(std::uint64_t count, std::string_view one, std::string_view many) {
+    std::string text = std::to_string(count) + ' ';
+    if (count == 1 || many.empty()) text += one;
+    else return text += many;
+    return count == 1 ? text : text += 's';
+}
 
 }  // namespace safemap::SAFEMAP_ABI

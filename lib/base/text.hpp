@@ -37,7 +37,9 @@ template <class Number = std::uint64_t> std::optional<Number> decimal(std::strin
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
+/// Returns "1 tensor", "3 tensors": the number and `one`, or `many`. Without `many`, the plural of `one` ends in "s".
+std::string counted(std::uint64_t count, std::string_view one, std::string_view many = {});
 /// Returns "1234 bytes" or "1 byte".
-std::string bytes_text(std::uint64_t count);
+inline std::string bytes_text(std::uint64_t count) { return counted(count, "byte"); }
 
 }  // namespace safemap::SAFEMAP_ABI

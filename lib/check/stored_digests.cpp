@@ -40,8 +40,8 @@ public:
 
     void report(FaultSink& faults) const {
         if (unknown_ > 0)
-            faults.fault(bad("name " + std::to_string(unknown_) + (unknown_ == 1 ? " tensor" : " tensors") +
-                             " that the file does not have; the first is " + safemap::quoted(first_unknown_)));
+            faults.fault(bad("name " + counted(unknown_, "tensor") + " that the file does not have; the first is " +
+                             safemap::quoted(first_unknown_)));
         if (!repeated_.empty()) faults.fault(bad("name " + safemap::quoted(repeated_) + " more than once"));
     }
 

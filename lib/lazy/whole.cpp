@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/faults.hpp"
+#include "base/text.hpp"
 #include "lazy/grid.hpp"
 #include "lazy/stored_tensor.hpp"
 
@@ -16,10 +17,6 @@
 namespace safemap::SAFEMAP_ABI {
 
 namespace {
-
-std::string elements_text(std::uint64_t count) {
-    return std::to_string(count) + (count == 1 ? " element" : " elements");
-}
 
 /// Returns the name of the first file that holds elements of `value`; empty if none does.
 std::string file_of(const LazyTensor& value) {
@@ -104,13 +101,13 @@ private:
         const LazyTensor& value = *part.value;
         if (!Extent{part.from, part.count}.inside(value.element_count()))
             fail(Errc::piece_mismatch,
-                 "a part has " + elements_text(value.element_count()) + "; expected " + elements_text(part.count) +
-                     " from element " + std::to_string(part.from),
+                 "a part has " + counted(value.element_count(), "element") + "; expected " +
+                     counted(part.count, "element") + " from element " + std::to_string(part.from),
                  value);
         if (!Extent{part.first, part.count}.inside(elements_))
             fail(Errc::piece_outside,
-                 "a part of " + elements_text(part.count) + " from element " + std::to_string(part.first) +
-                     " reaches past the " + elements_text(elements_) + " of the tensor",
+                 "a part of " + counted(part.count, "element") + " from element " + std::to_string(part.first) +
+                     " reaches past the " + counted(elements_, "element") + " of the tensor",
                  value);
         if (part.first < covered_)
             fail(Errc::pieces_overlap, "element " + std::to_string(part.first) + " is in two parts, which overlap",
@@ -217,7 +214,7 @@ void check_cover(const std::vector<const Part*>& parts, const Shape& shape, std:
     std::uint64_t volume = 0;  // no more than the whole, because nothing overlaps
     for (const Part* part : parts) volume += part->value.element_count();
     if (volume == elements) return;
-    Error error(Errc::not_covered, std::to_string(elements - volume) + " of " + elements_text(elements) +
+    Error error(Errc::not_covered, std::to_string(elements - volume) + " of " + counted(elements, "element") +
                                        " are in no part: the parts cover " + std::to_string(volume));
     if (!parts.empty()) error.with_path(file_of(parts.back()->value));
     throw error;

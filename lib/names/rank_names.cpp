@@ -1,4 +1,4 @@
-// Sorts files by rank. Tested by tests/distributed/rank_names_test.cpp.
+// Sorts files by rank. Tested by tests/names/rank_names_test.cpp.
 #include "names/rank_names.hpp"
 
 #include "base/text.hpp"

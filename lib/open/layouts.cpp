@@ -65,8 +65,7 @@ FileNames inside(std::string_view folder, FileNames names) {
 
 [[noreturn]] void refuse_pipeline(const FolderShape& shape, std::string_view folder) {
     const FileNames paths = inside(folder, shape.files);
-    std::string message = (paths.size() == 1 ? "1 model" : std::to_string(paths.size()) + " models") +
-                          " of a pipeline (model_index.json): " + listed(paths);
+    std::string message = counted(paths.size(), "model") + " of a pipeline (model_index.json): " + listed(paths);
     if (!shape.others.empty()) message += "; without weights: " + listed(shape.others);
     if (!shape.foreign.empty())
         message += "; with weights that safemap does not read: " + listed(inside(folder, shape.foreign));

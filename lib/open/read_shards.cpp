@@ -33,8 +33,6 @@ struct Shard {
     bool beside = false;  // a shard of the same set as others, which the index does not name
 };
 
-std::string tensors_text(std::size_t count) { return std::to_string(count) + (count == 1 ? " tensor" : " tensors"); }
-
 /// Returns the shards that have a tensor, by file name.
 std::vector<Shard> shards_of(const Index& index) {
     std::vector<Shard> shards(index.shards.size());
@@ -95,7 +93,7 @@ public:
     void add(Shard& shard) {
         if (shard.missing) {
             faults_.fault(
-                std::move(Error(Errc::shard_missing, "the index places " + tensors_text(shard.wanted.size()) +
+                std::move(Error(Errc::shard_missing, "the index places " + counted(shard.wanted.size(), "tensor") +
                                                          " in it, but there is no such file (or it is a broken link)")
                               .with_path(shard.path)));
             return;
@@ -149,12 +147,12 @@ private:
             else leave_out(tensor.name(), shard);
         }
         if (elsewhere > 0)
-            joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(elsewhere) +
+            joined_.contents.notes.push_back(shard.name + " holds " + counted(elsewhere, "tensor") +
                                              " that the index places in another shard, from which " +
                                              (elsewhere == 1 ? "it is read" : "they are read"));
         const std::size_t unnamed = joined_.contents.unindexed.size() - before;
         if (unnamed > 0)
-            joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(unnamed) +
+            joined_.contents.notes.push_back(shard.name + " holds " + counted(unnamed, "tensor") +
                                              " that the index does not name; the first is " +
                                              safemap::quoted(joined_.contents.unindexed[before].name) +
                                              "; `safemap repair` writes an index with all of them");

@@ -77,8 +77,9 @@ void note_unnamed(Contents& contents, const std::vector<bool>& named) {
     const auto unnamed = std::count(named.begin(), named.end(), false);
     if (unnamed == 0) return;
     const auto first = std::find(named.begin(), named.end(), false) - named.begin();
-    contents.notes.push_back("the structure document does not name " + std::to_string(unnamed) +
-                             (unnamed == 1 ? " tensor, " : " tensors; the first is ") +
+    contents.notes.push_back("the structure document does not name " +
+                             counted(static_cast<std::uint64_t>(unnamed), "tensor") +
+                             (unnamed == 1 ? ", " : "; the first is ") +
                              safemap::quoted(contents.tensors[static_cast<std::size_t>(first)].name()));
 }
 

@@ -51,10 +51,6 @@ constexpr std::string_view not_persistent =
     "a buffer that is not persistent: it is not in the state dict of its module";
 constexpr std::string_view only_attribute = "an attribute of a module: it is not in its state dict";
 
-std::string counted(std::size_t count, std::string_view one, std::string_view many) {
-    return std::to_string(count) + " " + std::string(count == 1 ? one : many);
-}
-
 /// A count of paths, and the first of them as an example.
 struct Tally {
     std::size_t count = 0;
@@ -475,10 +471,10 @@ private:
                 ++tensors;
         }
         if (tensors > 0)
-            note(counted(tensors, "tensor", "tensors") +
+            note(counted(tensors, "tensor") +
                  " in attributes, or replaced by another value, without a name: not stored");
         if (tally.count == 0) return;
-        note(counted(tally.count, "object", "objects") + " of unknown classes, for example " + excerpt(tally.example) +
+        note(counted(tally.count, "object") + " of unknown classes, for example " + excerpt(tally.example) +
              ", in attributes of dictionaries or replaced there: not listed one by one");
     }
 

@@ -49,7 +49,7 @@ private:
         if (const std::uint64_t trailing = records_.zip().trailing(); trailing > 0)
             out_.notes.push_back(bytes_text(trailing) + " after the zip are ignored");
         if (const std::size_t unchecked = records_.unchecked(); unchecked > 0)
-            out_.notes.push_back(std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
+            out_.notes.push_back(counted(unchecked, "record has", "records have") +
                                  " no checksum; in a file saved under skip_data(), these are holes that read as zeros");
         return pickle;
     }

@@ -375,8 +375,7 @@ std::optional<std::string> NamedGlobals::note() const {
     const std::string called =
         names.size() == 1 && at_least.empty()
             ? "an unknown class or function, " + name
-            : at_least + std::to_string(names.size()) +
-                  (names.size() == 1 ? " unknown class or function" : " unknown classes and functions") +
+            : at_least + counted(names.size(), "unknown class or function", "unknown classes and functions") +
                   ", the first is " + name;
     return "unpickling would call " + called +
            "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";

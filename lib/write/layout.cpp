@@ -248,10 +248,9 @@ private:
 
     void note_fp8() {
         if (fp8_cast_ > 0)
-            layout_.notes.push_back(
-                (fp8_cast_ == 1 ? std::string("1 F8 tensor is") : std::to_string(fp8_cast_) + " F8 tensors are") +
-                " cast without scales, because none are beside them; if other files have the "
-                "scales, convert all files together");
+            layout_.notes.push_back(counted(fp8_cast_, "F8 tensor is", "F8 tensors are") +
+                                    " cast without scales, because none are beside them; if other files have the "
+                                    "scales, convert all files together");
         for (const SaveReport::Cast& cast : layout_.casts)
             if (state::is_fp8(cast.to) && !state::is_fp8(cast.from)) {
                 std::string note = note_on_fp8(cast.to);  // products may have it already

@@ -172,8 +172,8 @@ void compare_index(const safetensors::Index& index, Found& found, const std::str
         misplaced += holder->second == place.shard ? 0U : 1U;
     }
     if (misplaced > 0)
-        found.repairs.push_back(name + ": it places " + std::to_string(misplaced) +
-                                (misplaced == 1 ? " tensor" : " tensors") + " in shards that do not hold them");
+        found.repairs.push_back(name + ": it places " + counted(misplaced, "tensor") +
+                                " in shards that do not hold them");
     for (const auto& [tensor, shard] : held)
         if (placed.count(tensor) == 0)
             found.repairs.push_back(name + ": it does not name " + safemap::quoted(tensor) + ", which a shard holds");

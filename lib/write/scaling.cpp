@@ -297,9 +297,8 @@ private:
             scaling_.notes.emplace_back(kept_numbers_.empty() ? "no tensor has scales to apply"
                                                               : "no scales are applied: keep_dtype keeps all numbers");
         if (plain > 0)
-            scaling_.notes.push_back(
-                (plain == 1 ? std::string("1 F8 tensor has") : std::to_string(plain) + " F8 tensors have") +
-                " no scales, and no product with them");
+            scaling_.notes.push_back(counted(plain, "F8 tensor has", "F8 tensors have") +
+                                     " no scales, and no product with them");
     }
 
     std::span<const LazyTensor> tensors_;
