@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -32,34 +33,48 @@ struct Loop {
         : count(count_), limit(threads), work(work_) {}
 
     void run(unsigned worker, const std::function<void()>& between) noexcept {
+        std::size_t at = of_tick;
+        const auto tick = [&] {
+            if (!between) return;
+            const std::size_t call = std::exchange(at, of_tick);
+            between();
+            at = call;
+        };
         try {
-            const Interruption interruption([this, &between] {
-                if (failed.load(std::memory_order_relaxed)) throw Error(Errc::cancelled, "another thread has failed");
-                if (between) between();
+            const Interruption interruption([this, &at, &tick] {
+                if (failed.load(std::memory_order_relaxed) < at)
+                    throw Error(Errc::cancelled, "another thread has failed");
+                tick();
             });
             for (;;) {
                 const std::size_t i = next.fetch_add(1);
                 if (i >= count) return;
+                at = i + 1;
                 work(i, worker);
-                if (between) between();
+                tick();
             }
         } catch (...) {
-            fail(std::current_exception());
+            fail(at, std::current_exception());
         }
     }
 
-    void fail(std::exception_ptr error) noexcept {
+    // Calls are given out in order: all before the one that fails have begun, and one of them may still fail.
+    void fail(std::size_t at, std::exception_ptr error) noexcept {
         next.store(count);
         const std::lock_guard lock(mutex);
-        if (!first_error) first_error = std::move(error);
-        failed.store(true, std::memory_order_relaxed);
+        if (at >= failed.load(std::memory_order_relaxed)) return;
+        first_error = std::move(error);
+        failed.store(at, std::memory_order_relaxed);
     }
+
+    // Places of failures in their order: tick() before all calls of work(), then work(i) at i + 1.
+    static constexpr std::size_t of_tick = 0;
 
     const std::size_t count;
     const unsigned limit;
     const std::function<void(std::size_t, unsigned)>& work;
-    std::atomic<std::size_t> next{0};  // may exceed count by one per worker
-    std::atomic<bool> failed{false};
+    std::atomic<std::size_t> next{0};                                          // may exceed count by one per worker
+    std::atomic<std::size_t> failed{std::numeric_limits<std::size_t>::max()};  // the first place that has failed
 
     std::mutex mutex;  // guards everything below
     std::condition_variable idle;
@@ -181,7 +196,7 @@ void parallel_for(std::size_t count, unsigned threads, const std::function<void(
         try {
             tick();
         } catch (...) {
-            loop->fail(std::current_exception());
+            loop->fail(Loop::of_tick, std::current_exception());
         }
         lock.lock();
     }

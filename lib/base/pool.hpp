@@ -29,12 +29,13 @@ unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexce
 
 /// Calls work(i, worker) once for every i in [0, count), on at most `threads` threads, one of them the caller. `worker`
 /// is in [0, threads), and no two concurrent calls have the same. Returns when all calls have returned. After an
-/// exception, no further call begins, and the first exception is rethrown here. Calls may nest, because the caller does
-/// the work for which no pool thread is free.
+/// exception, no further call begins. Calls before it, in the order of i, run to their end: the exception of the lowest
+/// i is rethrown here, whatever the threads do. Calls may nest, because the caller does the work for which no pool
+/// thread is free.
 ///
 /// If `tick` is given, the calling thread calls it between its own calls of work(), and at least ten times a second
-/// while it waits for others. An exception of tick() counts as one of work(). A long read in work() asks
-/// (base/interruption.hpp): then the calling thread calls tick(), and a read of any thread ends after an exception.
+/// while it waits for others. An exception of tick() counts as one before all calls of work(). A long read in work()
+/// asks (base/interruption.hpp): then the calling thread calls tick(), and a read ends after an exception before it.
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
 

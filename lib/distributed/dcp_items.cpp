@@ -207,7 +207,7 @@ public:
         check_places();
         const Watch watch(work.monitor, "opening", 0);
         const unsigned threads = thread_count(work.threads, item_threads);
-        share_ = MemoryShare::least() / threads;
+        share_ = MemoryShare::of_each(threads);
         parallel_for(plan_.batches().size(), threads, [&](std::size_t i, unsigned) {
             watch.check_stop();
             read_batch(plan_.batches()[i]);

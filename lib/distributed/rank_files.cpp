@@ -4,10 +4,8 @@
 #include "base/faults.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "distributed/first_failure.hpp"
 #include "pickle/memory_share.hpp"
 
-#include <exception>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -39,20 +37,12 @@ void read_one(const Folder& folder, std::span<const std::string> files, std::siz
 
 }  // namespace
 
-/// The pool gives out the files in order: when a file fails, all before it have begun, and end.
 void for_each_file(const Folder& folder, std::span<const std::string> files, const Work& work, const Read& read) {
     const Watch watch(work.monitor, "opening", 0);
-    FirstFailure failure(files.size());
     parallel_for_pickles(files.size(), thread_count(work.threads, rank_threads), [&](std::size_t i) {
-        if (failure.is_before(i)) return;
         watch.check_stop();
-        try {
-            read_one(folder, files, i, read);
-        } catch (...) {
-            if (!MemoryShare::was_too_small()) failure.add(i, std::current_exception());
-        }
+        read_one(folder, files, i, read);
     });
-    failure.rethrow();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

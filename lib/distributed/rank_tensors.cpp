@@ -12,7 +12,6 @@
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
-#include "distributed/first_failure.hpp"
 #include "distributed/tree_values.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -331,7 +330,6 @@ void RankTensors::make(const Work& work) {
     const auto& tensors = set_->skeleton->tensors();
     std::vector<std::optional<LazyTensor>> made(tensors.size());
     const Watch watch(work.monitor, "opening", 0);
-    FirstFailure failure(tensors.size());
     const auto make_one = [&](std::size_t i) {
         if (tensors[i].role != TensorRole::dtensor && tensors[i].role != TensorRole::sharded) {
             made[i] = std::get<StateTree::Tensor>(set_->skeleton->tree()[tensors[i].node]).tensor;
@@ -344,15 +342,10 @@ void RankTensors::make(const Work& work) {
         });
     };
     parallel_for(tensors.size(), thread_count(work.threads, bulk_threads), [&](std::size_t i, unsigned) {
-        if (same_as_[i] != i || failure.is_before(i)) return;
+        if (same_as_[i] != i) return;
         if (i % 64 == 0) watch.check_stop();
-        try {
-            make_one(i);
-        } catch (...) {
-            failure.add(i, std::current_exception());
-        }
+        make_one(i);
     });
-    failure.rethrow();
     pieces_left_ = UINT64_MAX;  // replicas have no more pieces
     made_.reserve(made.size());
     for (std::size_t i = 0; i < made.size(); ++i) made_.push_back(*made[same_as_[i]]);

@@ -5,6 +5,7 @@
 #include "pickle/pickle.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ std::uint64_t MemoryShare::least() noexcept {
     return innermost == nullptr ? PickleLimits::least_memory : innermost->least_;
 }
 
+std::uint64_t MemoryShare::of_each(std::size_t threads) noexcept { return least() / std::max(threads, std::size_t{1}); }
+
 std::uint64_t MemoryShare::most() noexcept { return innermost == nullptr ? no_limit : innermost->most_; }
 
 void MemoryShare::exceed() noexcept {
@@ -44,20 +47,35 @@ bool MemoryShare::was_too_small() noexcept {
 }
 
 void parallel_for_pickles(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& read) {
-    const std::size_t used = std::min<std::size_t>(thread_count(threads), count);
-    const std::uint64_t share = MemoryShare::least() / std::max(used, std::size_t{1});
+    const std::uint64_t share = MemoryShare::of_each(std::min<std::size_t>(thread_count(threads), count));
     std::mutex mutex;
     std::vector<std::size_t> again;
-    parallel_for(count, threads, [&](std::size_t i, unsigned) {
-        const MemoryShare limit(share);
-        read(i);
-        if (!MemoryShare::was_too_small()) return;
-        const std::lock_guard lock(mutex);
-        again.push_back(i);
-    });
+    std::size_t failed = count;
+    std::exception_ptr error;
+    try {
+        parallel_for(count, threads, [&](std::size_t i, unsigned) {
+            const MemoryShare limit(share);
+            try {
+                read(i);
+            } catch (...) {
+                if (!MemoryShare::was_too_small()) {
+                    const std::lock_guard lock(mutex);
+                    failed = std::min(failed, i);
+                    throw;
+                }
+            }
+            if (!MemoryShare::was_too_small()) return;
+            const std::lock_guard lock(mutex);
+            again.push_back(i);
+        });
+    } catch (...) {
+        error = std::current_exception();
+    }
     std::sort(again.begin(), again.end());
     const MemoryShare whole(MemoryShare::least());
-    for (const std::size_t i : again) read(i);
+    for (const std::size_t i : again)
+        if (i < failed) read(i);
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -24,6 +24,8 @@ public:
     MemoryShare& operator=(const MemoryShare&) = delete;
 
     static std::uint64_t least() noexcept;
+    /// Returns the share of each of several threads in least().
+    static std::uint64_t of_each(std::size_t threads) noexcept;
     static std::uint64_t most() noexcept;
     /// Notes that a pickle needs more than it may take. Limits call it before they throw, so that it is known also
     /// where nobody reports the error.
@@ -42,7 +44,7 @@ private:
 /// Calls read(i) for every i in [0, count) on at most `threads` threads, as parallel_for() does. Each thread has an
 /// equal share of the memory that a small pickle may take: together they take no more than one alone may. If the share
 /// was too small, read(i) is called once more after all others, on the calling thread, in the order of the numbers,
-/// without the limit of a share. It must replace what the first call has read.
+/// without the limit of a share, also if the first call has thrown. It must replace what the first call has read.
 void parallel_for_pickles(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& read);
 
 }  // namespace safemap::SAFEMAP_ABI

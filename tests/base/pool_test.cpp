@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,22 @@ TEST_CASE("the first exception reaches the caller and stops the rest") {
                                  }),
                     std::runtime_error);
     CHECK(begun < 1'000'000);
+}
+
+TEST_CASE("the failure of the lowest number reaches the caller, whichever thread is the first to fail") {
+    for (const unsigned threads : {1U, 2U, 8U}) {
+        std::string failed;
+        try {
+            parallel_for(100, threads, [](std::size_t i, unsigned) {
+                if (i < 3) return;
+                std::this_thread::sleep_for(std::chrono::milliseconds(i < 11 ? 11 - i : 0));
+                throw std::runtime_error(std::to_string(i));
+            });
+        } catch (const std::runtime_error& error) {
+            failed = error.what();
+        }
+        CHECK(failed == "3");
+    }
 }
 
 TEST_CASE("ticks run on the calling thread, also while it waits, and their exceptions stop the loop") {
