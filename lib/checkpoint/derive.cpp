@@ -6,10 +6,10 @@
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/origin.hpp"
 #include "checkpoint/state.hpp"
-#include "state/children.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/structure.hpp"
+#include "state/walk.hpp"
 
 #include <algorithm>
 #include <map>
@@ -36,21 +36,6 @@ bool is_state(const StateTree::Node& node) {
     const bool is_object = opaque != nullptr && opaque->form == StateTree::Opaque::Form::object;
     return is_object || std::holds_alternative<StateTree::Dict>(node) ||
            std::holds_alternative<StateTree::Sequence>(node);
-}
-
-/// Calls visit(segment, node) for the values directly below the root, in order. A module has no parts: its names are
-/// dotted.
-template <class Visit> void each_part(const StateTree& tree, Visit&& visit) {
-    const StateTree::Node& root = tree[tree.root()];
-    if (const auto* const dict = std::get_if<StateTree::Dict>(&root))
-        for (std::size_t i = 0; i < dict->items.size(); ++i)
-            visit(state::key_segment(tree[dict->items[i].first], i), dict->items[i].second);
-    if (const auto* const sequence = std::get_if<StateTree::Sequence>(&root))
-        for (std::size_t i = 0; i < sequence->items.size(); ++i)
-            visit(state::item_segment(sequence->kind, i), sequence->items[i]);
-    if (const auto* const opaque = std::get_if<StateTree::Opaque>(&root);
-        opaque != nullptr && !state::is_module(tree, root))
-        for (const auto& [name, child] : opaque->children) visit(state::child_segment(name), child);
 }
 
 /// Searches the parts of a tree for tensors. Looks at each node once: a container in several places belongs to the
@@ -204,15 +189,18 @@ Checkpoint Checkpoint::renamed(const std::function<std::string(std::string_view)
 std::vector<std::string> Checkpoint::parts() const {
     std::vector<std::string> parts;
     if (!Origin::has_tree(*this) || Origin::is_flat(*this)) return parts;
+    const StateTree::Node& root = (*tree())[tree()->root()];
+    if (state::is_module(*tree(), root)) return parts;  // its names are dotted
     const state::NodeNames names = state::names_of_tensors(*tree());
     const auto is_selected = [&](StateTree::NodeId id) {
         const auto name = names.find(id);
         return name != names.end() && Origin::find(*this, name->second) != nullptr;
     };
     PartSearch search(*tree());
-    each_part(*tree(), [&](std::string segment, StateTree::NodeId node) {
+    state::for_each_named_child(*tree(), root, [&](StateTree::NodeId node, auto&& segment) {
         if (parts.size() == most_parts || !is_state((*tree())[node]) || !search.any(node, is_selected)) return;
-        if (std::find(parts.begin(), parts.end(), segment) == parts.end()) parts.push_back(std::move(segment));
+        std::string part = segment();
+        if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(std::move(part));
     });
     return parts;
 }

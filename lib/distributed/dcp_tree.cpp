@@ -4,7 +4,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "state/children.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/error.hpp>
 

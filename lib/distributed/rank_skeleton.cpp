@@ -2,8 +2,8 @@
 #include "distributed/rank_skeleton.hpp"
 
 #include "base/faults.hpp"
-#include "state/children.hpp"
 #include "state/names.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/error.hpp>
 

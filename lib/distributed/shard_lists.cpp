@@ -8,7 +8,7 @@
 // Tested by tests/distributed/shard_lists_test.cpp.
 #include "distributed/shard_lists.hpp"
 
-#include "state/children.hpp"
+#include "state/walk.hpp"
 
 #include <algorithm>
 #include <cstring>

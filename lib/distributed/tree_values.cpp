@@ -1,7 +1,7 @@
 // Walks two trees side by side, without recursion. Tested by tests/distributed/tree_values_test.cpp.
 #include "distributed/tree_values.hpp"
 
-#include "state/children.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>

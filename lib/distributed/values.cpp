@@ -3,7 +3,7 @@
 #include "distributed/values.hpp"
 
 #include "base/text.hpp"
-#include "state/children.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>

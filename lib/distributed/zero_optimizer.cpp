@@ -3,7 +3,7 @@
 #include "distributed/zero_ranks.hpp"
 #include "distributed/zero_run.hpp"
 #include "distributed/zero_runs.hpp"
-#include "state/children.hpp"
+#include "state/walk.hpp"
 
 #include <algorithm>
 #include <array>

@@ -6,7 +6,7 @@
 #include "base/text.hpp"
 #include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"
-#include "state/children.hpp"
+#include "state/walk.hpp"
 #include "torch/plain.hpp"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Turns a tree into names and tensors: one walk, in order, without recursion. tests/reference/slow_flatten.hpp is the
 // slow version that tests compare with. The parts of Flattener, from the top:
 //
-//   the walk        a stack of frames, one for each open container; the path grows and shrinks with it
+//   the walk        a frame for each open container; the path grows and shrinks with it (state/walk.hpp)
 //   containers      next_child() and below: how each kind spells the names of its children; modules use torch's names
 //   tensors         visit_tensor(): each gets a name, or becomes an alias of the tensor that it is tied to
 //   skipped         skip() and below: everything that is not a tensor is listed
@@ -17,6 +17,7 @@
 #include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/structure.hpp"
+#include "state/walk.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -99,7 +100,6 @@ private:
     /// A container that is being walked.
     struct Frame {
         NodeId node;
-        std::size_t path_size;       ///< size of the container's own path
         std::size_t next = 0;        ///< next child to visit
         std::size_t tensors_before;  ///< number of tensors met before the walk entered
         Part part = Part::all;
@@ -156,12 +156,8 @@ private:
     }
 
     void walk_frames() {
-        while (!frames_.empty()) {
-            Frame& frame = frames_.back();
-            path_.resize(frame.path_size);
-            if (const auto child = next_child(frame)) visit(*child);
-            else leave();
-        }
+        walk_.run([this](Frame& frame) { return next_child(frame); }, [this](NodeId child) { visit(child); },
+                  [this](const Frame& frame) { leave(frame); });
     }
 
     void visit(NodeId id) {
@@ -169,10 +165,10 @@ private:
         if (given_ == nullptr || given == given_->end() || !named_.insert(id).second) return visit_at_path(id);
         auto around = std::make_unique<const std::string>(std::exchange(path_, given->second));
         has_given_name_ = true;
-        const std::size_t frames = frames_.size();
+        const std::size_t depth = walk_.depth();
         visit_at_path(id);
         has_given_name_ = false;
-        if (frames_.size() > frames) frames_.back().around = std::move(around);
+        if (walk_.depth() > depth) walk_.inner().around = std::move(around);
         else path_ = *around;
     }
 
@@ -208,7 +204,7 @@ private:
         if (!within_budget()) return leave_out("a container");
         if (const auto* dict = std::get_if<StateTree::Dict>(&node)) note_attributes(*dict);
         if (const auto* opaque = std::get_if<StateTree::Opaque>(&node)) skip(*opaque);
-        frames_.push_back({.node = id, .path_size = path_.size(), .tensors_before = tensors_met_});
+        walk_.enter({.node = id, .tensors_before = tensors_met_});
     }
 
     /// Enters a module. A module that occurs again is walked again, as state_dict() does: its tensors get several
@@ -221,7 +217,7 @@ private:
             return;
         }
         if (!take_name()) return leave_out(opaque.type);
-        const bool nested = !frames_.empty() && frames_.back().part == Part::state;
+        const bool nested = walk_.depth() > 0 && walk_.inner().part == Part::state;
         const char separator = nested ? '.' : '/';
         if (!seen.entered) {
             if (!nested) list(opaque.type, whole_module);
@@ -229,25 +225,22 @@ private:
         }
         seen.entered = seen.open = true;
         push(id, Part::state, separator);
-        segment_bytes_ += frames_.back().module->state.size() * sizeof(state::Module::Entry);
+        segment_bytes_ += walk_.inner().module->state.size() * sizeof(state::Module::Entry);
     }
 
     void push(NodeId id, Part part, char separator) {
-        frames_.push_back({.node = id,
-                           .path_size = path_.size(),
-                           .tensors_before = tensors_met_,
-                           .part = part,
-                           .separator = separator,
-                           .module = std::make_unique<const state::Module>(
-                               state::module_of(tree_, std::get<StateTree::Opaque>(tree_[id])))});
+        walk_.enter({.node = id,
+                     .tensors_before = tensors_met_,
+                     .part = part,
+                     .separator = separator,
+                     .module = std::make_unique<const state::Module>(
+                         state::module_of(tree_, std::get<StateTree::Opaque>(tree_[id])))});
     }
 
-    void leave() {
-        const Frame& frame = frames_.back();
+    void leave(const Frame& frame) {
         if (frame.part != Part::rest) seen_[frame.node].holds_tensors = tensors_met_ > frame.tensors_before;
         seen_[frame.node].open = false;
         if (frame.around) path_ = *frame.around;
-        frames_.pop_back();
     }
 
     /// Returns the next child of a container, and appends its segment to the path.
@@ -257,7 +250,7 @@ private:
         if (frame.part == Part::state) return state_entry(frame, frame.module->state, i);
         if (frame.part == Part::rest) return rest(frame, std::get<StateTree::Opaque>(node), i);
         if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) return item(*sequence, i);
-        if (const auto* dict = std::get_if<StateTree::Dict>(&node)) return entry(*dict, i);
+        if (const auto* dict = std::get_if<StateTree::Dict>(&node)) return entry(frame, *dict, i);
         return part(std::get<StateTree::Opaque>(node), i);
     }
 
@@ -268,7 +261,7 @@ private:
     }
 
     /// Returns a key or a value. Each entry is visited twice: its key, if it may hold tensors, and its value.
-    std::optional<NodeId> entry(const StateTree::Dict& dict, std::size_t i) {
+    std::optional<NodeId> entry(Frame& frame, const StateTree::Dict& dict, std::size_t i) {
         const std::size_t place = i / 2;
         if (place >= dict.items.size()) return std::nullopt;
         const auto& [key, value] = dict.items[place];
@@ -278,7 +271,7 @@ private:
             return value;
         }
         const bool walkable = is_container(tree_[key]) || std::holds_alternative<StateTree::Tensor>(tree_[key]);
-        if (!walkable) return entry(dict, frames_.back().next++);
+        if (!walkable) return entry(frame, dict, frame.next++);
         descend(state::ordinal_segment(place));
         descend(state::key_segment_below);
         return key;
@@ -485,7 +478,7 @@ private:
     const state::NodeNames* given_;
     FlatState out_;
     std::string path_;
-    std::vector<Frame> frames_;
+    state::Walk<Frame> walk_{path_};
     std::vector<Seen> seen_;
     bool has_modules_ = false;
     std::vector<Rest> rest_;

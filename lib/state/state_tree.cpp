@@ -1,8 +1,8 @@
 // The array of nodes: adds, finds, changes and removes nodes, and copies a part. lib/state/flatten.cpp names them.
 #include "base/text.hpp"
-#include "state/children.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/state_tree.hpp>
@@ -17,20 +17,13 @@ using NodeId = StateTree::NodeId;
 
 /// Returns the place of the child that `segment` names, or a place past the end if the container has no such child.
 std::size_t place_of(const StateTree& tree, const StateTree::Node& node, std::string_view segment) {
-    const auto found_by = [&](const auto& all, auto&& segment_of) {
-        std::size_t i = 0;
-        while (i < all.size() && segment_of(all[i], i) != segment) ++i;
-        return i;
-    };
-    if (const auto* sequence = std::get_if<StateTree::Sequence>(&node))
-        return found_by(sequence->items, [&](NodeId, std::size_t i) { return state::item_segment(sequence->kind, i); });
-    if (const auto* dict = std::get_if<StateTree::Dict>(&node))
-        return found_by(dict->items,
-                        [&](const auto& item, std::size_t i) { return state::key_segment(tree[item.first], i); });
-    if (const auto* opaque = std::get_if<StateTree::Opaque>(&node))
-        return found_by(opaque->children,
-                        [&](const auto& part, std::size_t) { return state::child_segment(part.first); });
-    return 0;
+    std::size_t place = 0;
+    bool found = false;
+    state::for_each_named_child(tree, node, [&](NodeId, auto&& spelled) {
+        found = found || spelled() == segment;
+        place += found ? 0 : 1;
+    });
+    return place;
 }
 
 /// Returns the child at a place, or null if there is no child.

@@ -13,9 +13,9 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "lazy/same_tensor.hpp"
-#include "state/children.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/text.hpp>
