@@ -1,6 +1,6 @@
 // Walks the tree of a rank beside that of the lowest one. From the top:
 //
-//   the walk       a stack of frames, one for each pair of containers that hold tensors, or dictionaries
+//   the walk       through pairs of containers that hold tensors, and pairs of dictionaries
 //   containers     dictionaries are matched by key, sequences and objects by place
 //   values         what differs is copied
 //
@@ -14,6 +14,7 @@
 #include "distributed/local_parts.hpp"
 #include "distributed/tree_values.hpp"
 #include "state/names.hpp"
+#include "state/walk.hpp"
 
 #include <safemap/error.hpp>
 
@@ -81,17 +82,14 @@ public:
 
     RankShare run() {
         visit(first_.root(), other_.root());
-        while (!frames_.empty() && !share_.foreign) {
-            Frame& frame = frames_.back();
-            path_.resize(frame.path_size);
-            if (frame.next == frame.children.size()) {
-                frames_.pop_back();
-                continue;
-            }
-            Child& child = frame.children[frame.next++];
+        const auto next_pair = [&](Pairs& pairs) -> std::optional<Child> {
+            if (pairs.next == pairs.children.size() || share_.foreign) return std::nullopt;
+            Child& child = pairs.children[pairs.next++];
             state::append_segment(path_, child.segment);
-            visit(child.first, child.other);
-        }
+            return std::move(child);
+        };
+        walk_.run(
+            next_pair, [&](const Child& child) { visit(child.first, child.other); }, [](Pairs&) {});
         share_.states_rank = parts_.states_rank();
         return std::move(share_);
     }
@@ -102,9 +100,9 @@ private:
         NodeId first;
         NodeId other;
     };
-    struct Frame {
-        std::size_t path_size;
-        std::vector<Child> children;
+    /// What two containers hold at the same places.
+    struct Pairs {
+        std::vector<Child> children = {};
         std::size_t next = 0;
     };
 
@@ -158,27 +156,27 @@ private:
         met_[first] = other;
         if (first_[first].index() != other_[other].index()) differ("the kinds of this container", "one", "another");
         if (std::holds_alternative<StateTree::Dict>(first_[first])) return enter_dict(first, other);
-        Frame frame{.path_size = path_.size(), .children = {}};
+        Pairs pairs;
         if (const auto* const sequence = std::get_if<StateTree::Sequence>(&first_[first]))
-            add_items(frame, *sequence, std::get<StateTree::Sequence>(other_[other]));
+            add_items(pairs, *sequence, std::get<StateTree::Sequence>(other_[other]));
         else if (const auto* const object = std::get_if<StateTree::Opaque>(&first_[first]))
-            add_children(frame, *object, std::get<StateTree::Opaque>(other_[other]));
-        push(std::move(frame));
+            add_children(pairs, *object, std::get<StateTree::Opaque>(other_[other]));
+        go_into(std::move(pairs));
     }
 
-    void push(Frame frame) {
-        comparison_.spend(1 + frame.children.size());
-        frames_.push_back(std::move(frame));
+    void go_into(Pairs pairs) {
+        comparison_.spend(1 + pairs.children.size());
+        walk_.enter(std::move(pairs));
     }
 
-    void add_items(Frame& frame, const StateTree::Sequence& first, const StateTree::Sequence& other) const {
+    void add_items(Pairs& pairs, const StateTree::Sequence& first, const StateTree::Sequence& other) const {
         if (first.kind != other.kind || first.items.size() != other.items.size())
             differ("the lengths of this list", std::to_string(first.items.size()), std::to_string(other.items.size()));
         for (std::size_t i = 0; i < first.items.size(); ++i)
-            frame.children.push_back({state::item_segment(first.kind, i), first.items[i], other.items[i]});
+            pairs.children.push_back({state::item_segment(first.kind, i), first.items[i], other.items[i]});
     }
 
-    void add_children(Frame& frame, const StateTree::Opaque& first, const StateTree::Opaque& other) const {
+    void add_children(Pairs& pairs, const StateTree::Opaque& first, const StateTree::Opaque& other) const {
         if (first.type != other.type) differ("the classes of this object", excerpt(first.type), excerpt(other.type));
         if (first.children.size() != other.children.size())
             differ("the numbers of parts of this object", std::to_string(first.children.size()),
@@ -187,14 +185,14 @@ private:
             const std::string& name = first.children[i].first;
             if (name != other.children[i].first)
                 differ("the parts of this object", excerpt(name), excerpt(other.children[i].first));
-            frame.children.push_back({state::child_segment(name), first.children[i].second, other.children[i].second});
+            pairs.children.push_back({state::child_segment(name), first.children[i].second, other.children[i].second});
         }
     }
 
     void enter_dict(NodeId first, NodeId other) {
         const auto& x = std::get<StateTree::Dict>(first_[first]);
         const auto& y = std::get<StateTree::Dict>(other_[other]);
-        Frame frame{.path_size = path_.size(), .children = {}};
+        Pairs pairs;
         std::vector<bool> matched(y.items.size());
         std::optional<Places> places;
         for (std::size_t i = 0; i < x.items.size(); ++i) {
@@ -206,7 +204,7 @@ private:
             }
             if (j < y.items.size()) {
                 matched[j] = true;
-                frame.children.push_back({std::move(segment), x.items[i].second, y.items[j].second});
+                pairs.children.push_back({std::move(segment), x.items[i].second, y.items[j].second});
             } else if (skeleton_.has_tensors(x.items[i].second)) {
                 refuse_missing(first_, x.items[i].first, segment, true);
             } else {
@@ -219,7 +217,7 @@ private:
             if (with_tensors_[y.items[j].second]) refuse_missing(other_, y.items[j].first, segment, false);
             add_different(segment, y.items[j].first, y.items[j].second);
         }
-        push(std::move(frame));
+        go_into(std::move(pairs));
     }
 
     bool same_key(NodeId first, NodeId other) {
@@ -296,8 +294,8 @@ private:
     std::vector<bool> with_tensors_;
     std::vector<NodeId> met_;  ///< for each container of the skeleton, the one that it was compared with last
     TreeCopy copy_;
-    std::vector<Frame> frames_ = {};
     std::string path_ = {};
+    state::Walk<Pairs> walk_{path_};
 };
 
 }  // namespace

@@ -22,71 +22,35 @@ bool is_plain_tensor(const StateTree::Node& node) {
     return tensor != nullptr && !tensor->numpy;
 }
 
-/// Goes through the containers of a tree that hold tensors, each once, and calls visit(node, path) for every place of a
-/// tensor in them.
-class TensorWalk {
-public:
-    using Visit = std::function<void(NodeId, const std::string&)>;
-
-    TensorWalk(const StateTree& tree, const std::vector<bool>& with_tensors, Visit visit)
-        : tree_(tree), with_tensors_(with_tensors), entered_(tree.size()), visit_(std::move(visit)) {}
-
-    void run() {
-        enter(tree_.root());
-        while (!frames_.empty()) {
-            Frame& frame = frames_.back();
-            path_.resize(frame.path_size);
-            if (frame.next == 0) {
-                frames_.pop_back();
-                continue;
-            }
-            const auto& [segment, node] = frame.children[frame.children.size() - frame.next--];
-            state::append_segment(path_, segment);
-            enter(node);
-        }
-    }
-
-private:
-    struct Frame {
-        std::size_t path_size;
-        std::vector<std::pair<std::string, NodeId>> children;
-        std::size_t next;  ///< number of children that are left
+/// Calls visit(node, path) for every place of a tensor in the containers of a tree that hold tensors. Each container is
+/// entered once.
+template <class Visit> void each_tensor(const StateTree& tree, const std::vector<bool>& with_tensors, Visit&& visit) {
+    struct Container {
+        std::vector<std::pair<std::string, NodeId>> children = {};
+        std::size_t next = 0;
     };
-
-    void enter(NodeId node) {
-        if (is_plain_tensor(tree_[node]) || distributed_kind(tree_[node])) return visit_(node, path_);
-        if (!with_tensors_[node] || entered_[node]) return;
-        entered_[node] = true;
-        auto children = children_of(node);
-        const std::size_t count = children.size();
-        frames_.push_back({path_.size(), std::move(children), count});
-    }
-
-    std::vector<std::pair<std::string, NodeId>> children_of(NodeId node) const {
-        std::vector<std::pair<std::string, NodeId>> out;
-        const auto add = [&](NodeId child, auto&& segment) {
-            if (with_tensors_[child]) out.emplace_back(segment(), child);
-        };
-        if (const auto* const dict = std::get_if<StateTree::Dict>(&tree_[node])) {
-            for (std::size_t i = 0; i < dict->items.size(); ++i)
-                add(dict->items[i].second, [&] { return state::key_segment(tree_[dict->items[i].first], i); });
-        } else if (const auto* const sequence = std::get_if<StateTree::Sequence>(&tree_[node])) {
-            for (std::size_t i = 0; i < sequence->items.size(); ++i)
-                add(sequence->items[i], [&] { return state::item_segment(sequence->kind, i); });
-        } else if (const auto* const object = std::get_if<StateTree::Opaque>(&tree_[node])) {
-            for (const auto& part : object->children)
-                add(part.second, [&] { return state::child_segment(part.first); });
-        }
-        return out;
-    }
-
-    const StateTree& tree_;
-    const std::vector<bool>& with_tensors_;
-    std::vector<bool> entered_;
-    Visit visit_;
-    std::vector<Frame> frames_ = {};
-    std::string path_ = {};
-};
+    std::string path;
+    state::Walk<Container> walk(path);
+    std::vector<bool> entered(tree.size());
+    const auto come_to = [&](NodeId node) {
+        if (is_plain_tensor(tree[node]) || distributed_kind(tree[node])) return visit(node, path);
+        if (!with_tensors[node] || entered[node]) return;
+        entered[node] = true;
+        Container container;
+        state::for_each_named_child(tree, tree[node], [&](NodeId child, auto&& segment) {
+            if (with_tensors[child]) container.children.emplace_back(segment(), child);
+        });
+        walk.enter(std::move(container));
+    };
+    come_to(tree.root());
+    const auto next_child = [&](Container& container) -> std::optional<NodeId> {
+        if (container.next == container.children.size()) return std::nullopt;
+        const auto& [segment, node] = container.children[container.next++];
+        state::append_segment(path, segment);
+        return node;
+    };
+    walk.run(next_child, come_to, [](Container&) {});
+}
 
 /// Sets how a DTensor is cut.
 void set_shardings(SkeletonTensor& tensor, const Mesh& mesh) {
@@ -164,7 +128,7 @@ Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, c
         has_parts_ = true;
     };
     if (tree_.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
-    TensorWalk(tree_, with_tensors_, add).run();
+    each_tensor(tree_, with_tensors_, add);
 }
 
 bool Skeleton::has_meshes() const noexcept {

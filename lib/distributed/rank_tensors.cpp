@@ -29,18 +29,6 @@ namespace {
 /// The most boxes of the local value of a rank.
 constexpr std::size_t most_boxes = 1 << 20;
 
-bool is_row_part(const Part& part, const Shape& whole) {
-    const StridedView view = part.value.strided_view();
-    return !whole.empty() && is_contiguous(view.shape, view.strides) && whole_bytes(part.value.dtype()) &&
-           std::equal(view.shape.begin() + 1, view.shape.end(), whole.begin() + 1, whole.end());
-}
-
-std::uint64_t row_elements(const Shape& whole) {
-    std::uint64_t count = 1;
-    for (std::size_t d = 1; d < whole.size(); ++d) count *= whole[d];  // no more than in a part
-    return count;
-}
-
 }  // namespace
 
 // Checks.
@@ -286,14 +274,7 @@ LazyTensor RankTensors::whole_of(std::size_t i, const Group& group) const {
     const Shape& shape = tensor.said.shape;
     const std::vector<Part> parts = parts_of(i, group);
     if (parts.size() == 1 && parts.front().value.shape() == shape) return parts.front().value.renamed(tensor.name);
-    const auto is_rows = [&](const Part& one) { return one.start.size() == shape.size() && is_row_part(one, shape); };
-    if (parts.empty() || !std::all_of(parts.begin(), parts.end(), is_rows))
-        return whole(tensor.name, tensor.said.dtype, shape, parts);
-    const std::uint64_t row = row_elements(shape);
-    std::vector<FlatPart> flat;
-    flat.reserve(parts.size());
-    for (const Part& one : parts) flat.push_back({one.start[0] * row, one.value.element_count(), &one.value, 0});
-    return whole(tensor.name, tensor.said.dtype, shape, flat, sources_);
+    return whole(tensor.name, tensor.said.dtype, shape, parts, sources_);
 }
 
 /// Finds tensors whose parts are the same in all files: several names of one tensor, in one storage.

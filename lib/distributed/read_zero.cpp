@@ -94,12 +94,15 @@ std::uint64_t layer_ranks(const ZeroFiles& files) {
     return ranks;
 }
 
-/// Reads the fields of the first file of model states that say how the model is cut.
-void read_parallelism(ZeroRun& run) {
+/// Reads how slices of tensor parallelism are merged, from the first file of model states.
+void read_info(ZeroRun& run) {
     const StateTree& rest = run.first_model().rest;
     if (rest.size() == 0) return;
-    const Value root(rest);
-    if (const auto info = root.find("universal_checkpoint_info")) run.info = read_universal_info(*info);
+    if (const auto info = Value(rest).find("universal_checkpoint_info")) run.info = read_universal_info(*info);
+}
+
+/// Reads the number of ranks of tensor parallelism, from the first file of model states, or the names of layers.
+void read_parallelism(ZeroRun& run) {
     run.tensor_ranks = parallel_degrees(run.first_model()).tensor_ranks.value_or(0);
     if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? layer_ranks(run.files) : run.sets.size();
     if (run.is_pipeline() && run.sets.size() % run.tensor_ranks != 0)
@@ -122,12 +125,16 @@ void require_optimizers(const ZeroRun& run) {
     throw error.with_path(model.file);
 }
 
+/// Returns true if the weights are those of the modules: if options ask for them, and if the files have no masters.
+bool wants_module(const ZeroRun& run, const OpenOptions& options) {
+    return options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
+}
+
 /// Without ZeRO, ranks of experts have the state of their optimizer in files of their own, which are not read. With
 /// ZeRO, older versions write these files too, with nothing in them. Throws unsupported_layout if they are needed.
 void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found) {
     const std::vector<std::string> files = names_of(run.files.expert_optimizers);
-    const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
-    if (files.empty() || module) return;
+    if (files.empty() || wants_module(run, options)) return;
     for_each_pickle(*tag.folder, files, options.work, &found, [](std::size_t, const auto& source, auto& globals) {
         constexpr std::array<std::string_view, 1> wanted{"optimizer"};
         const torch::Parts parts = torch::read_parts(source, wanted, &globals);
@@ -150,7 +157,8 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
     for (const RankSet& set : run->sets) compare_sets(run->sets.front(), set);
     check_expert_optimizers(tag, *run, options, found);
     if (options.weights != Weights::module) require_optimizers(*run);
-    read_parallelism(*run);
+    read_info(*run);
+    if (run->first_model().rest.size() > 0) read_parallelism(*run);
     for (const RankSet& set : run->sets) add_sources(set, run->sources);
     static_cast<void>(run->sources.table());  // made before threads share the run
     return run;
@@ -193,21 +201,29 @@ void check_module(int stage) {
 
 // Weights.
 
-/// Returns the module of each model rank, with the weights of experts, merged like the masters.
-Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
-                        std::vector<std::string>& files) {
+/// Returns the modules of all model ranks, merged like the masters. add(model, module) adds what is not in them.
+template <class Add> Gathered gather_modules(const ZeroRun& run, Add&& add) {
     std::vector<ModelRank> ranks;
     for (const RankSet& set : run.sets) {
-        Gathered one = gather_module(set);
         const ModelFile& model = set.models.front();
-        if (!run.files.experts.empty() || !model.experts.empty()) {
-            ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work, &found);
-            for (auto& [name, tensor] : experts.weights) one.weights.push_back({name, std::move(tensor), {}, {}});
-            std::move(experts.files.begin(), experts.files.end(), std::back_inserter(files));
-        }
-        ranks.push_back({model.model_rank, model.file, std::move(one)});
+        Gathered module = gather_module(set);
+        add(model, module);
+        ranks.push_back({model.model_rank, model.file, std::move(module)});
     }
     return merge(std::move(ranks), run.info ? &*run.info : nullptr);
+}
+
+/// Returns the weights that files hold as the engine computes with them: the layers of a pipeline, or the modules with
+/// their experts.
+Gathered module_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, LayerWeights wanted,
+                        FoundGlobals& found, std::vector<std::string>& files) {
+    if (run.is_pipeline()) return pipeline_layers(*tag.folder, run, wanted, options.work, found, files);
+    return gather_modules(run, [&](const ModelFile& model, Gathered& module) {
+        if (run.files.experts.empty() && model.experts.empty()) return;
+        ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work, &found);
+        for (auto& [name, tensor] : experts.weights) module.weights.push_back({name, std::move(tensor), {}, {}});
+        state::move_to_end(experts.files, files);
+    });
 }
 
 std::vector<std::string> buffers_of(const ZeroRun& run) {
@@ -225,53 +241,43 @@ Gathered unnamed_masters(const ZeroRun& run) {
     return gather_unnamed(run.sets.front());
 }
 
-Gathered pipeline_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
-                          bool module, std::vector<std::string>& files) {
-    const LayerWeights wanted = module ? LayerWeights::all : LayerWeights::untrained;
-    Gathered layers = pipeline_layers(*tag.folder, run, wanted, options.work, found, files);
-    if (module) return layers;
-    Gathered out = gather_all(run, {});
+/// Adds the weights without masters, which only the files of layers or of experts have: frozen ones and buffers.
+void add_without_masters(const ZeroRun& run, Gathered others, Gathered& out) {
     Named named;
-    for (Gathered::Weight& weight : layers.weights) named.emplace_back(weight.name, std::move(weight.tensor));
+    for (Gathered::Weight& weight : others.weights) named.emplace_back(weight.name, std::move(weight.tensor));
     add_layers(out, named, buffers_of(run));
-    for (std::string& note : layers.notes)
+    if (!run.is_pipeline()) return;
+    for (std::string& note : others.notes)
         if (std::find(out.notes.begin(), out.notes.end(), note) == out.notes.end())
             out.notes.push_back(std::move(note));
-    state::move_to_end(layers.replicas, out.replicas);
-    return out;
+    state::move_to_end(others.replicas, out.replicas);
 }
 
 Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
                     std::vector<std::string>& files) {
-    const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
-    if (module) check_module(run.stage());
-    if (run.is_pipeline()) return pipeline_weights(tag, run, options, found, module, files);
-    if (module) return gather_modules(tag, run, options, found, files);
-    if (run.stage() == 0) return unnamed_masters(run);
-    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
-    if (!run.files.experts.empty()) {
-        // Experts have weights without masters: frozen ones and buffers.
-        Named experts;
-        for (Gathered::Weight& weight : gather_modules(tag, run, options, found, files).weights)
-            experts.emplace_back(weight.name, std::move(weight.tensor));
-        add_layers(out, experts, buffers_of(run));
+    if (wants_module(run, options)) {
+        check_module(run.stage());
+        return module_weights(tag, run, options, LayerWeights::all, found, files);
     }
+    if (run.stage() == 0 && !run.is_pipeline()) return unnamed_masters(run);
+    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
+    if (run.is_pipeline() || !run.files.experts.empty())
+        add_without_masters(run, module_weights(tag, run, options, LayerWeights::untrained, found, files), out);
     return out;
 }
 
 // Contents.
 
-/// Moves what was gathered to the contents.
-void set_gathered(Contents& contents, Gathered gathered) {
+void set_gathered(Contents& contents, const Gathered& gathered) {
     std::unordered_set<std::string_view> names;
-    for (const Gathered::Weight& weight : gathered.weights)
+    for (const Gathered::Weight& weight : gathered.weights) {
         if (!names.insert(weight.name).second)
             throw Error(Errc::duplicate_name, "two tensors have this name").with_tensor(weight.name);
-    for (Gathered::Weight& weight : gathered.weights)
-        contents.tensors.push_back(std::move(weight.tensor).renamed(std::move(weight.name)));
-    contents.aliases = std::move(gathered.aliases);
-    state::move_to_end(gathered.replicas, contents.replicas);
-    state::move_to_end(gathered.notes, contents.notes);
+        contents.tensors.push_back(weight.tensor.renamed(weight.name));
+    }
+    contents.aliases = gathered.aliases;
+    contents.replicas = gathered.replicas;
+    contents.notes.insert(contents.notes.end(), gathered.notes.begin(), gathered.notes.end());
 }
 
 void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes,
@@ -286,7 +292,7 @@ void skip_optimizer(Contents& contents, const std::vector<std::string>& names, s
 
 /// Without an optimizer, nothing gives the tensors of the client state.
 void skip_training(Contents& contents, const ModelFile& model) {
-    if (const std::uint64_t bytes = training_bytes(model); bytes > 0)
+    if (const std::uint64_t bytes = tensor_bytes(training_state(model)); bytes > 0)
         contents.skipped.push_back(
             {.name = "client_state",
              .type = "the state of the training",
@@ -374,6 +380,88 @@ Contents expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOpt
     return contents;
 }
 
+/// Describes the run. Universal checkpoints say some of it themselves.
+void describe(const ZeroRun& run, TrainingLayout& layout) {
+    const ModelFile& model = run.first_model();
+    layout.stage = run.stage();
+    layout.world_size =
+        all_ranks(model.data_ranks.value_or(std::max<std::size_t>(1, run.files.ranks)), run.sets.size());
+    layout.version = model.version;
+    layout.dtype = trained_dtype(run);
+}
+void describe(const ZeroRun& run, const Universal& read, TrainingLayout& layout) {
+    layout.stage = read.stage;
+    if (read.data_ranks) layout.world_size = all_ranks(*read.data_ranks, run.files.model_ranks);
+    layout.optimizer = read.gathered.state_names;
+    if (run.sets.empty()) return;
+    layout.version = run.first_model().version;
+    layout.dtype = run.first_model().dtype;
+}
+
+/// Returns the contents of the optimizer: its tree, and what the notes say of it.
+Contents read_optimizer(const ZeroRun& run, const Contents& described) {
+    const Gathered gathered = gather_all(run, {.optimizer = true});
+    Contents optimizer = optimizer_contents(optimizer_tree(run, gathered), described);
+    note_stateless(gathered, optimizer);
+    if (run.stage() == 0 && run.sets.size() > 1)
+        optimizer.notes.push_back(
+            "without ZeRO, the state has no names of parameters: that of each model rank is "
+            "listed by itself, below mp_rank_NN");
+    if (const auto unread = unread_state(run); run.stage() > 0 && !unread.empty())
+        optimizer.notes.push_back("not read: " + names_text(unread, unread.size()) +
+                                  ", which the optimizer has for the partition of each rank, not for parameters");
+    return optimizer;
+}
+
+void set_optimizer(Contents& contents, const ZeroTag& tag, const OpenOptions& options,
+                   const std::shared_ptr<const ZeroRun>& run) {
+    std::vector<std::string>& names = contents.layout->optimizer;
+    names = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
+    const bool of_experts = run->stage() == 0 && !run->files.expert_optimizers.empty();
+    skip_optimizer(contents, names, of_experts ? 0 : optimizer_bytes(*run),
+                   tensor_bytes(training_state(run->first_model())));
+    contents.optimizer = [tag, options, run, of_experts, described = files_and_layout(contents)] {
+        return of_experts ? expert_optimizers(tag, *run, options, described) : read_optimizer(*run, described);
+    };
+}
+
+// Universal checkpoints.
+
+/// Reads the files of model states, which may be missing.
+void read_models_beside(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found, ZeroRun& run) {
+    run.files = zero_files(*tag.folder);
+    std::vector<ModelFile> models;
+    read_kind(tag, options, run.files.models, found, models, read_model_file);
+    if (models.empty()) return;
+    fill_sets(run, std::move(models), {});
+    require_model_ranks(run.first_model(), run.files);
+    require_ranked_models(run.first_model(), run.files);
+    read_info(run);
+}
+
+void require_module(const ZeroRun& run) {
+    if (run.sets.empty() || run.is_pipeline())
+        refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");
+    check_module(run.stage());
+}
+
+/// Sets the optimizer of a universal checkpoint, if the folder has any of its state.
+void set_optimizer(Contents& contents, const std::shared_ptr<const ZeroRun>& run,
+                   const std::shared_ptr<const Universal>& read) {
+    std::uint64_t bytes = 0;
+    for (const Gathered::Weight& weight : read->gathered.weights)
+        for (const auto& each : weight.state) bytes += each.second.nbytes();
+    if (bytes == 0 && !read->rest) {
+        if (!run->sets.empty()) skip_training(contents, run->first_model());
+        return;
+    }
+    StateTree training = run->sets.empty() ? StateTree() : training_state(run->first_model());
+    skip_optimizer(contents, contents.layout->optimizer, bytes, tensor_bytes(training));
+    contents.optimizer = [read, training = std::move(training), described = files_and_layout(contents)] {
+        return optimizer_contents(optimizer_tree(read->gathered, read->rest, training), described);
+    };
+}
+
 }  // namespace
 
 Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
@@ -397,107 +485,29 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     set_gathered(contents, weights_of(tag, *run, options, globals, others));
     add_files(contents, tag, others);
     globals.move_to(contents);
-
-    TrainingLayout& layout = *contents.layout;
-    layout.stage = run->stage();
-    layout.world_size =
-        all_ranks(run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks)), run->sets.size());
-    layout.version = run->first_model().version;
-    layout.dtype = trained_dtype(*run);
-    if (!has_optimizer(*run)) {
-        skip_training(contents, run->first_model());
-        return contents;
-    }
-    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
-    if (run->stage() == 0 && !run->files.expert_optimizers.empty()) {
-        skip_optimizer(contents, layout.optimizer, 0, training_bytes(run->first_model()));
-        const Contents described = files_and_layout(contents);
-        contents.optimizer = [tag, options, run, described] {
-            return expert_optimizers(tag, *run, options, described);
-        };
-        return contents;
-    }
-    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run), training_bytes(run->first_model()));
-    const Contents described = files_and_layout(contents);
-    contents.optimizer = [run, described] {
-        const Gathered gathered = gather_all(*run, {.optimizer = true});
-        Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
-        note_stateless(gathered, optimizer);
-        if (run->stage() == 0 && run->sets.size() > 1)
-            optimizer.notes.push_back(
-                "without ZeRO, the state has no names of parameters: that of each model rank is "
-                "listed by itself, below mp_rank_NN");
-        if (const auto unread = unread_state(*run); run->stage() > 0 && !unread.empty())
-            optimizer.notes.push_back("not read: " + names_text(unread, unread.size()) +
-                                      ", which the optimizer has for the partition of each rank, not for parameters");
-        return optimizer;
-    };
+    describe(*run, *contents.layout);
+    if (has_optimizer(*run)) set_optimizer(contents, tag, options, run);
+    else skip_training(contents, run->first_model());
     return contents;
 }
 
 Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     check_options(options);
     FoundGlobals globals(options.strict_globals, tag.prefix);
-    std::vector<ModelFile> models;
-    const ZeroFiles files = names::zero_files(*tag.folder);
-    read_kind(tag, options, files.models, globals, models, read_model_file);
-    if (!models.empty()) {
-        require_model_ranks(models.front(), files);
-        require_ranked_models(models.front(), files);
-    }
-    std::optional<UniversalInfo> info;
-    if (!models.empty() && models.front().rest.size() > 0)
-        if (const auto found = Value(models.front().rest).find("universal_checkpoint_info"))
-            info = read_universal_info(*found);
-    if (options.weights == Weights::module) {
-        if (models.empty() || !models.front().has_module)
-            refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");
-        check_module(RankSet{.models = {models.front()}}.stage());
-    }
-    Universal read = read_universal(
-        *tag.folder, models, info ? &*info : nullptr,
-        {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work, .globals = &globals});
+    const auto run = std::make_shared<ZeroRun>();
+    read_models_beside(tag, options, globals, *run);
+    const bool module = options.weights == Weights::module;
+    if (module) require_module(*run);
+    const auto read = std::make_shared<const Universal>(read_universal(
+        *tag.folder, run->sets, run->info ? &*run->info : nullptr,
+        {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work, .globals = &globals}));
     Contents contents = begin_contents(tag, "universal");
-    add_files(contents, tag, names_of(files.models));
-    add_files(contents, tag, read.files);
-    TrainingLayout& layout = *contents.layout;
-    layout.stage = read.stage;
-    if (read.data_ranks) layout.world_size = all_ranks(*read.data_ranks, files.model_ranks);
-    layout.optimizer = read.gathered.state_names;
-    if (!models.empty()) {
-        layout.version = models.front().version;
-        layout.dtype = models.front().dtype;
-    }
-    const auto kept = std::make_shared<const Universal>(read);
-    std::shared_ptr<const ModelFile> training;  // the state of the training, and no weights
-    if (!models.empty())
-        training = std::make_shared<ModelFile>(ModelFile{.file = models.front().file, .rest = models.front().rest});
-    if (options.weights == Weights::module) {
-        std::vector<ModelRank> ranks;
-        for (ModelFile& model : models) {
-            const std::uint64_t number = model.model_rank;
-            const std::string file = model.file;
-            RankSet set;
-            set.models.push_back(std::move(model));
-            ranks.push_back({number, file, gather_module(set)});
-        }
-        set_gathered(contents, merge(std::move(ranks), info ? &*info : nullptr));
-    } else {
-        set_gathered(contents, std::move(read.gathered));
-    }
+    add_files(contents, tag, names_of(run->files.models));
+    add_files(contents, tag, read->files);
+    set_gathered(contents, module ? gather_modules(*run, [](const ModelFile&, Gathered&) {}) : read->gathered);
     globals.move_to(contents);
-    std::uint64_t bytes = 0;
-    for (const Gathered::Weight& weight : kept->gathered.weights)
-        for (const auto& each : weight.state) bytes += each.second.nbytes();
-    if (bytes == 0 && !kept->rest) {
-        if (training) skip_training(contents, *training);
-        return contents;
-    }
-    skip_optimizer(contents, layout.optimizer, bytes, training ? training_bytes(*training) : 0);
-    const Contents described = files_and_layout(contents);
-    contents.optimizer = [kept, training, described] {
-        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest, training.get()), described);
-    };
+    describe(*run, *read, *contents.layout);
+    set_optimizer(contents, run, read);
     return contents;
 }
 

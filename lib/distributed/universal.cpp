@@ -98,10 +98,10 @@ StateValue read_state(const std::shared_ptr<const Source>& source, const StateFi
 /// Gives tensors the shape of their parameter.
 class Shaper {
 public:
-    Shaper(const std::vector<ModelFile>& models, const UniversalInfo* info) : info_(info) {
+    Shaper(const std::vector<RankSet>& sets, const UniversalInfo* info) : info_(info) {
         // With tensor parallelism, param_shapes has the shapes of slices, and the files are whole.
-        if (models.empty() || models.back().model_rank > 0) return;
-        for (const Group& group : models.front().groups)
+        if (sets.size() > 1) return;
+        for (const Group& group : sets.front().models.front().groups)
             for (const Parameter& parameter : group) shapes_.emplace(parameter.name, parameter.shape);
     }
 
@@ -181,31 +181,29 @@ Weight weight_of(const std::string& parameter, const std::map<std::string, State
 }
 
 /// The names of the parameters that were trained, in order.
-std::vector<std::string> trained(const std::vector<ModelFile>& models) {
+std::vector<std::string> trained(const std::vector<RankSet>& sets) {
     std::vector<std::string> names;
     std::unordered_set<std::string> known;
-    for (const ModelFile& model : models)
-        for (const Group& group : model.groups)
+    for (const RankSet& set : sets)
+        for (const Group& group : set.models.front().groups)
             for (const Parameter& parameter : group)
                 if (known.insert(parameter.name).second) names.push_back(parameter.name);
     return names;
 }
 
-/// Lists masters, and what the files of model states have besides them, by model rank.
-Gathered list_weights(const std::vector<ModelFile>& models, std::vector<Weight> masters, const UniversalInfo* info) {
-    std::map<std::uint32_t, RankSet> sets;
-    for (const ModelFile& model : models) sets[model.model_rank].models.push_back(model);
+/// Lists masters, and what the files of model states have besides them.
+Gathered list_weights(const std::vector<RankSet>& sets, std::vector<Weight> masters, const UniversalInfo* info) {
     PartSources sources;
-    for (const auto& each : sets) add_sources(each.second, sources);
-    if (sets.size() == 1) return list_weights(sets.begin()->second, sources, std::move(masters));
+    for (const RankSet& set : sets) add_sources(set, sources);
+    if (sets.size() == 1) return list_weights(sets.front(), sources, std::move(masters));
     // The masters are whole already; the rest is in slices.
     std::unordered_set<std::string> names;
     for (const Weight& weight : masters) names.insert(weight.name);
     std::vector<ModelRank> ranks;
-    for (auto& [number, set] : sets) {
+    for (const RankSet& set : sets) {
         Gathered rest = list_weights(set, sources, {});
         std::erase_if(rest.weights, [&](const Weight& weight) { return names.contains(weight.name); });
-        ranks.push_back({number, set.models.front().file, std::move(rest)});
+        ranks.push_back({set.models.front().model_rank, set.models.front().file, std::move(rest)});
     }
     Gathered out = merge(std::move(ranks), info);
     std::move(out.weights.begin(), out.weights.end(), std::back_inserter(masters));
@@ -214,7 +212,7 @@ Gathered list_weights(const std::vector<ModelFile>& models, std::vector<Weight> 
 }
 
 /// Adds what only the folder `zero` has: F32 copies of weights that are in no file of model states.
-void add_unlisted(Gathered& out, const Values& values, std::size_t models) {
+void add_unlisted(Gathered& out, const Values& values, bool has_models) {
     std::unordered_set<std::string> names;
     for (const Weight& weight : out.weights) names.insert(weight.name);
     for (const AliasGroup& group : out.aliases) names.insert(group.begin(), group.end());
@@ -225,7 +223,7 @@ void add_unlisted(Gathered& out, const Values& values, std::size_t models) {
             ++added;
         }
     if (added > 0)
-        out.notes.push_back(models == 0 ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
+        out.notes.push_back(!has_models ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
                                         : std::to_string(added) + (added == 1 ? " weight is" : " weights are") +
                                               " only in fp32.pt, with its shapes and dtypes");
 }
@@ -268,7 +266,7 @@ void add_state_names(Gathered& out) {
 
 }  // namespace
 
-Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models, const UniversalInfo* info,
+Universal read_universal(const Folder& tag, const std::vector<RankSet>& sets, const UniversalInfo* info,
                          const UniversalOptions& options) {
     std::vector<StateFile> files = state_files(tag);
     if (!options.optimizer) std::erase_if(files, [](const StateFile& file) { return file.state != "fp32"; });
@@ -277,27 +275,28 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
     Universal read;
     for (const StateFile& file : files) read.files.push_back(file.path);
     if (options.optimizer) read.rest = other_state(tag, values, options, read.files);
-    if (!models.empty()) {
-        read.data_ranks = models.front().data_ranks;
-        if (models.front().config_stage) read.stage = static_cast<int>(*models.front().config_stage % 4);
+    if (!sets.empty()) {
+        const ModelFile& model = sets.front().models.front();
+        read.data_ranks = model.data_ranks;
+        if (model.config_stage) read.stage = static_cast<int>(*model.config_stage % 4);
     }
     if (read.rest)
         if (const auto stage = Value(*read.rest).find("zero_stage"))
             read.stage = about_file(tag.name() + "/zero/optimizer_state.pt", [&] { return zero_stage(*stage); });
 
     std::vector<Weight> masters;
-    if (!options.as_stored && !models.empty()) {
-        const Shaper shaper(models, info);
-        for (const std::string& parameter : trained(models)) {
+    if (!options.as_stored && !sets.empty()) {
+        const Shaper shaper(sets, info);
+        for (const std::string& parameter : trained(sets)) {
             const auto found = values.find(parameter);
             if (found == values.end())
                 throw Error(Errc::unfinished_checkpoint, "the folder zero/" + excerpt(parameter) + " is missing")
                     .with_tensor(parameter);
             masters.push_back(weight_of(parameter, found->second, &shaper));
         }
-        read.gathered = list_weights(models, std::move(masters), info);
+        read.gathered = list_weights(sets, std::move(masters), info);
     }
-    add_unlisted(read.gathered, values, models.size());
+    add_unlisted(read.gathered, values, !sets.empty());
     if (options.as_stored) read.gathered.notes.clear();
     add_state_names(read.gathered);
     std::sort(read.files.begin(), read.files.end());

@@ -4,7 +4,7 @@
 #include "base/folder.hpp"
 #include "distributed/found_globals.hpp"
 #include "distributed/slices.hpp"
-#include "distributed/zero.hpp"
+#include "distributed/zero_gather.hpp"
 
 #include <safemap/progress.hpp>
 #include <safemap/state_tree.hpp>
@@ -34,8 +34,8 @@ struct UniversalOptions {
     FoundGlobals* globals = nullptr;  ///< gets the globals of the files, unless null; says if unknown ones are refused
 };
 
-/// Reads the folder `zero` of a tag's folder. `models` are the files of model states beside it, in ascending order of
-/// (model_rank, rank); there may be none. They say the shapes of parameters that are stored flat, the order, ties, and
+/// Reads the folder `zero` of a tag's folder. `sets` are the files of model states beside it, by model rank; there may
+/// be none. They say the shapes of parameters that are stored flat, the order, ties, and
 /// the types of buffers and frozen weights, which `fp32.pt` has as F32 or not at all. `info` is their
 /// `universal_checkpoint_info`, or null. Throws:
 ///
@@ -45,7 +45,7 @@ struct UniversalOptions {
 /// - piece_mismatch if a file holds another number of elements than its parameter or its `fp32.pt`
 /// - field_missing if a file holds a dictionary without `param`
 /// - what reading, whole() and merge() throw
-Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models, const UniversalInfo* info,
+Universal read_universal(const Folder& tag, const std::vector<RankSet>& sets, const UniversalInfo* info,
                          const UniversalOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

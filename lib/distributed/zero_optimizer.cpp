@@ -201,13 +201,6 @@ StateTree finish(TreeMaker& maker, Entries optimizer, const StateTree& training)
     return maker.take(maker.dict({{"optimizer", maker.dict(optimizer)}}));
 }
 
-StateTree training_state(const ModelFile& model) {
-    if (model.rest.size() == 0) return {};
-    StateTree training = model.rest;
-    training.erase("optimizer");
-    return training.subtree(training.root());
-}
-
 /// The optimizer of stage 0, which is in the file of the model, as it is there. Parameters have numbers and no names,
 /// so that nothing is merged over model ranks: each has its own state.
 StateTree unpartitioned(const ZeroRun& run) {
@@ -225,13 +218,6 @@ StateTree unpartitioned(const ZeroRun& run) {
         else optimizer.emplace_back(rank.substr(0, rank.size() - 1), maker.dict(own));
     }
     return finish(maker, std::move(optimizer), training_state(run.first_model()));
-}
-
-std::uint64_t tensor_bytes(const StateTree& tree) {
-    std::uint64_t bytes = 0;
-    for (StateTree::NodeId id = 0; id < tree.size(); ++id)
-        if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[id])) bytes += leaf->tensor.nbytes();
-    return bytes;
 }
 
 }  // namespace
@@ -278,7 +264,7 @@ StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& fil
     return finish(maker, std::move(optimizer), training_state(run.first_model()));
 }
 
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model) {
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const StateTree& training) {
     TreeMaker maker;
     Entries optimizer;
     std::unordered_map<std::string, NodeId> steps;
@@ -298,7 +284,7 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
                                    add("step", step->second);
                            }));
     optimizer.insert(optimizer.end(), fields.begin(), fields.end());
-    return finish(maker, std::move(optimizer), model == nullptr ? StateTree() : training_state(*model));
+    return finish(maker, std::move(optimizer), training);
 }
 
 std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
@@ -341,7 +327,7 @@ std::vector<std::string> unread_state(const ZeroRun& run) {
 }
 
 std::uint64_t optimizer_bytes(const ZeroRun& run) {
-    if (run.stage() == 0) return tensor_bytes(unpartitioned(run)) - training_bytes(run.first_model());
+    if (run.stage() == 0) return tensor_bytes(unpartitioned(run)) - tensor_bytes(training_state(run.first_model()));
     std::uint64_t bytes = 0;
     for (const RankSet& set : run.sets)
         for (const OptimizerFile& file : set.optimizers)
@@ -351,6 +337,18 @@ std::uint64_t optimizer_bytes(const ZeroRun& run) {
     return bytes;
 }
 
-std::uint64_t training_bytes(const ModelFile& model) { return tensor_bytes(training_state(model)); }
+StateTree training_state(const ModelFile& model) {
+    if (model.rest.size() == 0) return {};
+    StateTree training = model.rest;
+    training.erase("optimizer");
+    return training.subtree(training.root());
+}
+
+std::uint64_t tensor_bytes(const StateTree& tree) {
+    std::uint64_t bytes = 0;
+    for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+        if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[id])) bytes += leaf->tensor.nbytes();
+    return bytes;
+}
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

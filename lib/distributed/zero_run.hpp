@@ -29,9 +29,9 @@ Gathered gather_all(const ZeroRun& run, const GatherOptions& options);
 
 /// Returns the tree of Checkpoint::optimizer(): `optimizer/state/PARAMETER/…` of the weights, and all other state.
 StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
-/// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters, and from its
-/// first file of model states, or null.
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model);
+/// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters, and the state
+/// of the training.
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const StateTree& training);
 /// Returns the states that ranks of experts have without ZeRO, each below the name of its file: expp_rank_0_mp_rank_00.
 StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& files,
                          const std::vector<StateTree>& states);
@@ -43,7 +43,10 @@ std::vector<std::string> unnamed_state_names(const ZeroRun& run);
 std::vector<std::string> unread_state(const ZeroRun& run);
 /// Returns the bytes of the state that parameters have, over all ranks; at stage 0, of the optimizer.
 std::uint64_t optimizer_bytes(const ZeroRun& run);
-/// Returns the bytes of tensors that the program gave as client state, such as averaged weights.
-std::uint64_t training_bytes(const ModelFile& model);
+/// Returns what a file of model states holds beside the model and the optimizer: counters, and what the program gave as
+/// client state, such as averaged weights.
+StateTree training_state(const ModelFile& model);
+/// Returns the bytes of all tensors in a tree.
+std::uint64_t tensor_bytes(const StateTree& tree);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -24,7 +24,7 @@ using namespace safemap;
 using distributed::Gathered;
 using distributed::ModelFile;
 using distributed::Parameter;
-using distributed::read_universal;
+using distributed::RankSet;
 using distributed::Universal;
 using distributed::UniversalInfo;
 using distributed::UniversalOptions;
@@ -53,6 +53,17 @@ void add_parameter(Files& files, const Parameter& parameter, const Shape& stored
     for (const std::string& moment : moments)
         files[folder + moment + ".pt"] =
             tensor_file(stored, bytes_for(Dtype::f32, parameter.shape, moment, parameter.name), in_dict);
+}
+
+/// Reads a universal checkpoint beside files of model states.
+Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models, const UniversalInfo* info,
+                         const UniversalOptions& options = {}) {
+    std::vector<RankSet> sets;
+    for (const ModelFile& model : models) {
+        if (model.model_rank >= sets.size()) sets.resize(model.model_rank + 1);
+        sets[model.model_rank].models.push_back(model);
+    }
+    return distributed::read_universal(tag, sets, info, options);
 }
 
 Parameter parameter(const std::string& name, const Shape& shape) { return {name, shape, pt::elements(shape)}; }
