@@ -1,8 +1,8 @@
 // Reads the folders of training frameworks that save torch files. Hugging Face shards are in read_hf_shards.cpp.
 #include "base/text.hpp"
-#include "distributed/read_dcp.hpp"
-#include "distributed/read_rank_files.hpp"
-#include "distributed/read_zero.hpp"
+#include "distributed/dcp/read_dcp.hpp"
+#include "distributed/ranks/read_rank_files.hpp"
+#include "distributed/zero/read_zero.hpp"
 #include "names/optimizer_names.hpp"
 #include "names/zero_files.hpp"
 #include "open/readers.hpp"

@@ -2,9 +2,9 @@
 // file, it would give local parts under the names of whole tensors.
 #include "base/folder.hpp"
 #include "base/text.hpp"
-#include "distributed/flat_params.hpp"
-#include "distributed/rank_meshes.hpp"
-#include "distributed/read_rank_files.hpp"
+#include "distributed/flat/flat_params.hpp"
+#include "distributed/ranks/rank_meshes.hpp"
+#include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/values.hpp"
 #include "names/zero_files.hpp"
 #include "open/layouts.hpp"

@@ -1,10 +1,10 @@
 // Tests the items of DCP folders: every fault with its code, file and name; items that are shared; the notes on files
 // and items; and how much is read.
-#include "distributed/dcp_items.hpp"
+#include "distributed/dcp/items.hpp"
 
 #include "base/zstd.hpp"
+#include "distributed/dcp/read_dcp.hpp"
 #include "distributed/dcp_forge.hpp"
-#include "distributed/read_dcp.hpp"
 #include "doctest_safemap.hpp"
 #include "open/readers.hpp"
 #include "zstd_frames.hpp"

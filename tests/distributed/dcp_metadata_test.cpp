@@ -1,6 +1,6 @@
 // Tests `.metadata`: every version, chunks and items found by offset, every fault, bounds on what a small pickle can
 // ask for, and the files of ranks that are joined.
-#include "distributed/dcp_metadata.hpp"
+#include "distributed/dcp/dcp_metadata.hpp"
 
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"

@@ -1,7 +1,7 @@
 // Opens forged folders of DCP. Random tensors in random boxes, whose items have any layout, are compared with the bytes
 // that were cut; then one box is moved, doubled or lost. Files in subfolders, many files, copies of ranks, and changes
 // of single bytes.
-#include "distributed/read_dcp.hpp"
+#include "distributed/dcp/read_dcp.hpp"
 
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"

@@ -1,6 +1,6 @@
 // Tests the tree of a DCP checkpoint: random paths give what torch's set_element() makes of them, and paths that
 // contradict each other, or ask for too much, are refused.
-#include "distributed/dcp_tree.hpp"
+#include "distributed/dcp/dcp_tree.hpp"
 
 #include "doctest_safemap.hpp"
 #include "soak.hpp"

@@ -1,5 +1,5 @@
 // Tests who holds what of a group of experts, and the files of single experts.
-#include "distributed/experts.hpp"
+#include "distributed/parallel/experts.hpp"
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"

@@ -1,6 +1,6 @@
 // Tests flat parameters: random groups of parameters that are cut among ranks, as FSDP1 and as chunks by hand, and a
 // manifest that describes them or contradicts them.
-#include "distributed/manifest.hpp"
+#include "distributed/flat/manifest.hpp"
 #include "distributed/rank_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"

@@ -1,7 +1,7 @@
 // Tests which regions of a tensor a rank holds: against lists of indices that are cut in plain loops
 // (reference/slow_sharding.hpp), for random meshes, placements and orders; and single cases, some of them taken from
 // the sources of torch.
-#include "distributed/mesh.hpp"
+#include "distributed/ranks/mesh.hpp"
 
 #include "doctest_safemap.hpp"
 #include "reference/slow_sharding.hpp"

@@ -1,5 +1,5 @@
 // Tests a table of patterns and names against what Python's re.match says, and that no pattern takes long.
-#include "distributed/pattern.hpp"
+#include "distributed/parallel/pattern.hpp"
 
 #include "doctest_safemap.hpp"
 

@@ -1,5 +1,5 @@
 // Tests patterns against the verdicts of Python's re.match, which the tables hold, and hostile ones against a bound.
-#include "distributed/pattern.hpp"
+#include "distributed/parallel/pattern.hpp"
 
 #include "doctest_safemap.hpp"
 

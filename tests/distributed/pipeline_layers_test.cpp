@@ -1,5 +1,5 @@
 // Tests what the files of a pipeline's layers add to its masters.
-#include "distributed/pipeline.hpp"
+#include "distributed/parallel/pipeline.hpp"
 
 #include "doctest_safemap.hpp"
 

@@ -1,5 +1,5 @@
 // Tests the stages of a pipeline, with tied layers and with tensor parallelism in each, and the files of layers.
-#include "distributed/pipeline.hpp"
+#include "distributed/parallel/pipeline.hpp"
 
 #include "distributed/pt_value.hpp"
 #include "distributed/zero_check.hpp"

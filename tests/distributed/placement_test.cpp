@@ -1,6 +1,6 @@
 // Tests affine maps of universal_checkpoint_info on random tensors: cut into a grid of boxes, of which each rank holds
 // several, in a slice where they stand elsewhere, over the files of several ranks of data parallelism.
-#include "distributed/slices.hpp"
+#include "distributed/parallel/merge.hpp"
 
 #include "distributed/pt_value.hpp"
 #include "doctest_safemap.hpp"

@@ -1,5 +1,5 @@
 // Tests reading the files of ranks side by side: each once, which error is thrown, and how a stop request ends it.
-#include "distributed/rank_files.hpp"
+#include "distributed/pickles.hpp"
 
 #include "doctest_safemap.hpp"
 #include "temp_dir.hpp"

@@ -4,7 +4,7 @@
 
 #include "base/folder.hpp"
 #include "distributed/pt_value.hpp"
-#include "distributed/read_rank_files.hpp"
+#include "distributed/ranks/read_rank_files.hpp"
 #include "forge.hpp"
 #include "reference/slow_sharding.hpp"
 #include "state/contents.hpp"

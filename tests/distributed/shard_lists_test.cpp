@@ -1,9 +1,9 @@
 // Tests that lists of shards are read from their bytes with the result that the machine gives. The twin is the same
 // set, read without this: whatever the files hold, both give the same tensors, or the same error.
-#include "distributed/shard_lists.hpp"
+#include "distributed/ranks/shard_lists.hpp"
 
 #include "distributed/rank_forge.hpp"
-#include "distributed/read_rank_files.hpp"
+#include "distributed/ranks/read_rank_files.hpp"
 #include "doctest_safemap.hpp"
 #include "pickle/memory_share.hpp"
 #include "soak.hpp"

@@ -1,6 +1,6 @@
 // Tests merging the slices of tensor parallelism: random tensors are cut as Megatron cuts them, spread over the files
 // of ranks, merged, and compared; and everything that must not be merged.
-#include "distributed/slices.hpp"
+#include "distributed/parallel/merge.hpp"
 
 #include "doctest_safemap.hpp"
 

@@ -1,5 +1,5 @@
 // Tests the comparison of the values of two trees, and copies.
-#include "distributed/tree_values.hpp"
+#include "distributed/ranks/tree_values.hpp"
 
 #include "distributed/pt_value.hpp"
 #include "doctest_safemap.hpp"

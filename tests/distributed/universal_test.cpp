@@ -1,6 +1,6 @@
 // Tests universal checkpoints: random parameters as ds_to_universal writes them, in their shapes and flat, and folders
 // that lack files or hold other values than they should.
-#include "distributed/universal.hpp"
+#include "distributed/zero/universal.hpp"
 
 #include "distributed/pt_value.hpp"
 #include "distributed/values.hpp"
@@ -150,7 +150,7 @@ TEST_CASE("without files of model states, weights are as fp32.pt has them, and a
     Files files;
     add_parameter(files, parameter("b", {2, 3}), {6});
     add_parameter(files, parameter("a", {4}), {4}, false);
-    const Universal read = read_universal(forge::Folder(files), {}, nullptr);
+    const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
     REQUIRE(read.gathered.weights.size() == 2);
     check_weight(read.gathered.weights[0], parameter("a", {4}));
     CHECK(read.gathered.weights[1].tensor.shape() == Shape{6});
@@ -219,7 +219,7 @@ TEST_CASE("steps and the rest of the optimizer's state are kept by parameter") {
     files["zero/c/step.pt"] = pt::Writer::file(pt::tensor(Dtype::f32, {}, forge::little_endian(8.0F)));
     files["zero/optimizer_state.pt"] = pt::Writer::file(
         pt::dict({{"zero_stage", pt::integer(2)}, {"param_groups", pt::list({pt::dict({{"lr", pt::real(0.5)}})})}}));
-    const Universal read = read_universal(forge::Folder(files), {}, nullptr);
+    const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
     REQUIRE(read.rest.has_value());
     const distributed::Value rest(*read.rest);
     CHECK(rest.at("step").at("a.b").integer() == 7);
@@ -316,7 +316,7 @@ TEST_CASE("ds_to_universal writes fp32.pt alone for what had no gradients, in a 
     add_parameter(files, parameter("a", {2, 3}), {2, 3});
     add_parameter(files, parameter("b", {4}), {4});
     for (const std::string& moment : moments) files.erase("zero/b/" + moment + ".pt");
-    const Universal read = read_universal(forge::Folder(files), {}, nullptr);
+    const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
     REQUIRE(read.gathered.weights.size() == 2);
     CHECK(read.gathered.weights[1].state.empty());
     files["zero/b/step.pt"] = tensor_file({}, forge::little(0, 4), false);
@@ -380,7 +380,7 @@ TEST_CASE("a stage that is no stage is refused with the path of its file") {
             forge::call("__builtin__", "getattr",
                         {forge::global("deepspeed.runtime.zero.config", "ZeroStageEnum"), forge::text(member)});
         files["zero/optimizer_state.pt"] = pt::Writer::file(pt::dict({{"zero_stage", pt::raw(name)}}));
-        CHECK(read_universal(forge::Folder(files), {}, nullptr).stage == number);
+        CHECK(read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr).stage == number);
     }
 }
 
@@ -390,7 +390,7 @@ TEST_CASE("a stop request ends reading") {
     std::stop_source stop;
     stop.request_stop();
     const UniversalOptions options = {.work = {.monitor = {.stop = stop.get_token()}}};
-    CHECK_FAULT(read_universal(forge::Folder(files), {}, nullptr, options), Errc::cancelled);
+    CHECK_FAULT(read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr, options), Errc::cancelled);
 }
 
 }  // namespace universal_test

@@ -1,8 +1,8 @@
 // Opens DeepSpeed checkpoints in which something that is usually there is left out, or is in another place: what is
 // there is read, and what is not is said.
+#include "distributed/zero/gather.hpp"
 #include "distributed/zero_check.hpp"
 #include "distributed/zero_forge.hpp"
-#include "distributed/zero_gather.hpp"
 #include "doctest_safemap.hpp"
 #include "temp_dir.hpp"
 

@@ -1,0 +1,66 @@
+// Gathers the files of one model rank: tensors that are split over the ranks of data parallelism become whole.
+#pragma once
+
+#include "distributed/zero/zero_file.hpp"
+#include "lazy/whole.hpp"
+
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// All files of one model rank.
+struct RankSet {
+    std::vector<ModelFile> models = {};          ///< by rank; one, unless stage 3
+    std::vector<OptimizerFile> optimizers = {};  ///< by rank; none for stage 0
+    bool data_first = false;                     ///< use_data_before_expert_parallelism of the configuration
+
+    /// Returns the ZeRO stage. Without optimizer files, it is that of the configuration, if parameters are listed: they
+    /// are for stages from 1 on.
+    int stage() const noexcept {
+        if (!optimizers.empty()) return optimizers.front().stage;
+        const ModelFile& model = models.front();
+        return model.groups.empty() ? 0 : static_cast<int>(model.config_stage.value_or(1) % 4);
+    }
+};
+
+/// Options of gather().
+struct GatherOptions {
+    bool compat = false;     ///< give what DeepSpeed's zero_to_fp32 gives
+    bool optimizer = false;  ///< also the state of the parameters
+};
+
+/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of
+/// parameters. Throws ranks_differ.
+void compare_and_drop(const ModelFile& first, ModelFile& file);
+void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
+
+/// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
+/// and optimizers are not of one run or a file was saved under the name of another rank, and unsupported_layout for
+/// AutoEP. compare_and_drop() must have passed for all files but the first.
+void check_ranks(const RankSet& ranks);
+
+/// Throws ranks_differ if the first files of two model ranks are not of one run and step.
+void compare_sets(const RankSet& first, const RankSet& set);
+
+/// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
+/// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
+/// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.
+Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOptions& options);
+
+/// Returns masters that are whole already, and what has no master, in the order of the module.
+Gathered list_weights(const RankSet& ranks, const PartSources& sources, std::vector<Gathered::Weight> masters);
+
+/// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
+Gathered gather_module(const RankSet& ranks);
+
+/// Returns the unnamed masters of stage 0, as `fp32/GROUP/NUMBER`, or `fp32/GROUP` where a group is one flat tensor,
+/// and then the buffers.
+Gathered gather_unnamed(const RankSet& ranks);
+
+/// Returns the names of the state that has an element for each of a parameter: "exp_avg", "exp_avg_sq".
+std::vector<std::string> state_names(const RankSet& ranks);
+
+/// Adds the sources of all tensors that gather() makes pieces of.
+void add_sources(const RankSet& ranks, PartSources& sources);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
