@@ -1,4 +1,5 @@
-// What the files of all ranks must state alike: one comparison, and one sentence that names both values and both files.
+// Compares what the files of all ranks must state alike: one comparison, and one sentence that names both values and
+// both files.
 #pragma once
 
 #include <safemap/dtype.hpp>

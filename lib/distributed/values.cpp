@@ -32,7 +32,7 @@ public:
     struct Cell {
         std::uint32_t parent;  ///< no_cell where a path begins
         NodeId node;
-        std::uint32_t place;  ///< of an entry, an item or a part; attributes of a dictionary follow its entries
+        std::uint32_t place;  ///< number of the entry, item or part; attributes of a dictionary follow its entries
     };
 
     Arena(const StateTree& tree, std::string where) : tree_(tree), where_(std::move(where)) {}

@@ -70,7 +70,7 @@ public:
     Container& inner() noexcept { return open_.back().container; }
 
     /// Walks to the end of all containers. next(container) appends the segment of its next child to the path and
-    /// returns the child, or nothing if there is none. visit(child) may enter the child. leave(container) is called at
+    /// returns the child, or nothing. visit(child) may enter the child. leave(container) is called at
     /// the end of a container.
     template <class Next, class Visit, class Leave> void run(Next&& next, Visit&& visit, Leave&& leave) {
         while (!open_.empty()) {
@@ -86,7 +86,7 @@ public:
 
 private:
     struct Open {
-        std::size_t path_size;  // of the container's own path
+        std::size_t path_size;  // that of the container's own path
         Container container;
     };
 

@@ -72,7 +72,7 @@ void sort_by_rank(std::vector<std::string>& files) {
     std::sort(files.begin(), files.end(), [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
 }
 
-// What verify() reads: the places of all items, and the copies that several ranks have saved.
+// Checks: what verify() reads, the places of all items, and the copies that several ranks have saved.
 
 using state::Replica;
 

@@ -100,7 +100,7 @@ private:
         NodeId first;
         NodeId other;
     };
-    /// What two containers hold at the same places.
+    /// The children of two containers that are at the same places.
     struct Pairs {
         std::vector<Child> children = {};
         std::size_t next = 0;

@@ -1,4 +1,4 @@
-// What the files of one rank of DeepSpeed hold. From the names of files to the contents of a checkpoint:
+// The content of one rank's files of DeepSpeed. From the names of files to the contents of a checkpoint:
 //
 //   names/zero_files  names of files                   -> ZeroFiles
 //   keys              one file of a rank               -> ModelFile, OptimizerFile
