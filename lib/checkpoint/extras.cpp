@@ -4,8 +4,6 @@
 #include "checkpoint/state.hpp"
 #include "names/model_names.hpp"
 
-#include <algorithm>
-#include <array>
 #include <string_view>
 
 namespace safemap::SAFEMAP_ABI {
@@ -14,30 +12,11 @@ namespace {
 
 constexpr std::uint64_t largest = 64 << 20;
 
-template <std::size_t N> bool ends_in_any(std::string_view name, const std::array<std::string_view, N>& endings) {
-    return std::any_of(endings.begin(), endings.end(), [name](auto ending) { return name.ends_with(ending); });
-}
-
-/// Returns true if the ending of a file name says that the file is weights or code. Among names that are otherwise
-/// taken as extras, only names that begin with "tokenizer", "LICENSE" or "NOTICE" can have such an ending.
-bool is_weights_or_code(std::string_view name) {
-    static constexpr std::array<std::string_view, 31> endings = {
-        ".safetensors", ".sft",     ".pt",   ".pth", ".ckpt", ".bin", ".gguf",   ".ggml",
-        ".h5",          ".msgpack", ".onnx", ".npy", ".npz",  ".pkl", ".pickle", ".joblib",
-        ".dill",        ".tflite",  ".zip",  ".tar", ".gz",   ".py",  ".pyc",    ".pyi",
-        ".ipynb",       ".sh",      ".so",   ".js",  ".cpp",  ".cu",  ".rs"};
-    return ends_in_any(name, endings);
-}
-
 bool has_name_of_extra(std::string_view name) {
-    static constexpr std::array<std::string_view, 4> endings = {".json", ".model", ".txt", ".jinja"};
-    if (name.starts_with('.') || name.ends_with(".index.json") || is_weights_or_code(name)) return false;
-    return ends_in_any(name, endings) || name.starts_with("tokenizer") || name.starts_with("LICENSE") ||
+    static constexpr std::string_view endings[] = {".json", ".model", ".txt", ".jinja"};
+    if (name.starts_with('.') || name.ends_with(".index.json") || names::is_weights_or_code(name)) return false;
+    return names::ends_in(name, endings) || name.starts_with("tokenizer") || name.starts_with("LICENSE") ||
            name.starts_with("NOTICE") || name == "README.md";
-}
-
-bool has(const std::vector<std::string>& names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 Error changed(std::string_view what, const Folder& folder) {
@@ -55,10 +34,10 @@ Extras Checkpoint::extras() const {
     const Folder& folder = *contents.folder;
     const std::vector<std::string> names = folder.list();
     // The folder is empty if a save has replaced it; then its model is not the model that was opened.
-    if (!has(names, contents.model_file))
+    if (!names::has(names, contents.model_file))
         throw changed(safemap::quoted(contents.model_file) + " has disappeared", folder);
     for (const std::string& name : names) {
-        if (!has_name_of_extra(name) || name == contents.model_file || has(contents.files, name)) continue;
+        if (!has_name_of_extra(name) || name == contents.model_file || names::has(contents.files, name)) continue;
         auto source = folder.open(name);
         if (!source) throw changed(safemap::quoted(name) + " has disappeared", folder);
         // Asked after it is open: a link that is replaced in between is not followed.

@@ -10,7 +10,7 @@
 #include "base/text.hpp"
 #include "distributed/agree.hpp"
 #include "lazy/whole.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
 
@@ -29,7 +29,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using names::ShardFile;
+using names::RankedName;
 using safetensors::ShardPlace;
 using state::Contents;
 using state::Replica;
@@ -51,14 +51,14 @@ public:
     std::optional<std::uint64_t> world_size() const {
         if (parsed_.empty()) return std::nullopt;
         return std::max_element(parsed_.begin(), parsed_.end(),
-                                [](const ShardFile& a, const ShardFile& b) { return a.shard < b.shard; })
+                                [](const RankedName& a, const RankedName& b) { return a.shard < b.shard; })
             ->shard;
     }
 
     /// Throws world_mismatch if the files cannot be of one save, in which all ranks have the same number of files.
     void require_one_save(const std::vector<HfFile>& files) const {
         for (std::size_t i = 0; i < parsed_.size(); ++i) {
-            const ShardFile& name = parsed_[i];
+            const RankedName& name = parsed_[i];
             if (name.files == parsed_.front().files && name.shard > 0 && name.file > 0 && name.file <= name.files)
                 continue;
             Error error(Errc::world_mismatch, i == 0 || name.files == parsed_.front().files
@@ -76,7 +76,7 @@ public:
     std::string missing(bool& of_ranks) const {
         std::set<std::uint64_t> ranks;
         std::set<std::pair<std::uint64_t, std::uint64_t>> known;
-        for (const ShardFile& name : parsed_) {
+        for (const RankedName& name : parsed_) {
             ranks.insert(name.shard);
             known.emplace(name.shard, name.file);
         }
@@ -87,7 +87,8 @@ public:
         std::string names;
         std::uint64_t listed = 0;
         const auto list = [&](std::uint64_t rank, std::uint64_t file) {
-            names += (listed++ == 0 ? "" : ", ") + names::shard_file_name({rank, file, files});
+            names += (listed++ == 0 ? "" : ", ") +
+                     names::spelled({.kind = names::NameKind::hf_shard, .shard = rank, .file = file, .files = files});
         };
         const std::uint64_t most = std::min<std::uint64_t>(count, 8);
         if (of_ranks) {
@@ -108,7 +109,7 @@ public:
     }
 
 private:
-    std::vector<ShardFile> parsed_;
+    std::vector<RankedName> parsed_;
 };
 
 /// A part of a tensor, and the file that holds it.

@@ -17,12 +17,10 @@
 #include "base/folder.hpp"
 #include "base/json.hpp"
 #include "names/model_names.hpp"
-#include "names/optimizer_names.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <span>
@@ -34,12 +32,6 @@ namespace {
 
 using MaybeShape = std::optional<FolderShape>;
 
-constexpr std::string_view all_digits = "0123456789";
-
-bool has(const FileNames& names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 template <class Wanted> FileNames matching(const FileNames& names, Wanted&& wanted) {
     FileNames found;
     std::copy_if(names.begin(), names.end(), std::back_inserter(found), std::forward<Wanted>(wanted));
@@ -50,14 +42,20 @@ FileNames ending_in(const FileNames& names, std::string_view ending) {
     return matching(names, [ending](std::string_view name) { return name.ends_with(ending); });
 }
 
-/// Returns true if a name fits a pattern, where '#' is any digit and every other character is itself.
-bool fits(std::string_view name, std::string_view pattern) {
-    return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
-                      [](char c, char p) { return p == '#' ? all_digits.find(c) != all_digits.npos : c == p; });
+FileNames of_kind(const FileNames& names, NameKind kind) {
+    return matching(names, [kind](std::string_view name) { return is_kind(name, kind); });
 }
 
-FolderShape several(FileNames names, std::string_view what, bool inside = false) {
-    return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
+/// Returns the folders for which wanted(name, names in it) is true.
+template <class Wanted> FileNames folders_where(const FolderNames& names, Wanted&& wanted) {
+    FileNames found;
+    for (std::size_t i = 0; i < names.below.size(); ++i)
+        if (wanted(names.folders[i], names.below[i])) found.push_back(names.folders[i]);
+    return found;
+}
+
+FolderShape several(FileNames names, Several what) {
+    return {.kind = ShapeKind::several, .several = what, .files = std::move(names)};
 }
 
 /// Returns the shape of these files, or nothing if there are no files.
@@ -78,13 +76,12 @@ MaybeShape finished_model(const FolderNames& names) {
                                    heads.files.front().find(".safetensors.") != std::string::npos;
     if (!safetensors_index) {
         FileNames foreign = matching(names.files, is_foreign_index);
-        if (foreign.size() > 1) return several(std::move(foreign), "indexes");
+        if (foreign.size() > 1) return several(std::move(foreign), Several::indexes);
         if (!foreign.empty()) return made_of(ShapeKind::index, std::move(foreign));
     }
     if (!heads.equals.empty()) {
         heads.equals.insert(heads.equals.begin(), heads.files.front());
-        return several(std::move(heads.equals),
-                       heads.kind == Kind::index ? "indexes" : "files of weights and no index");
+        return several(std::move(heads.equals), heads.kind == Kind::index ? Several::indexes : Several::files);
     }
     const bool sharded = heads.kind == Kind::shard && heads.files.size() > 1;
     MaybeShape shape = made_of(sharded                     ? ShapeKind::shards
@@ -102,65 +99,32 @@ MaybeShape hf_shards(const FolderNames& names) {
                    matching(names.files, [](std::string_view name) { return shard_file(name).has_value(); }));
 }
 
-/// Takes `before` and a number of five digits or more from the beginning of `text`. Returns nothing if it begins in
-/// another way.
-std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view before) {
-    if (!text.starts_with(before)) return std::nullopt;
-    text.remove_prefix(before.size());
-    const std::size_t size = std::min(text.find_first_not_of(all_digits), text.size());
-    if (size < 5 || size > 9 || (size > 5 && text.front() == '0')) return std::nullopt;
-    std::uint64_t number = 0;
-    std::from_chars(text.data(), text.data() + size, number);
-    text.remove_prefix(size);
-    return number;
-}
-
 // 3: torch.distributed.checkpoint.
-
-bool is_rank_metadata(std::string_view name) {
-    return name.starts_with("__") && name.ends_with(".metadata") &&
-           is_digits(name.substr(2, name.size() - 2 - std::string_view(".metadata").size()));
-}
 
 MaybeShape dcp(const FolderNames& names) {
     if (has(names.files, ".metadata")) return FolderShape{.kind = ShapeKind::dcp, .files = {".metadata"}};
-    return made_of(ShapeKind::dcp, matching(names.files, is_rank_metadata));
+    return made_of(ShapeKind::dcp, of_kind(names.files, NameKind::dcp_rank_metadata));
 }
 
 MaybeShape unfinished_dcp(const FolderNames& names) {
     return made_of(ShapeKind::unfinished, matching(names.files, [](std::string_view name) {
-                       return is_unfinished_metadata(name) || (name.ends_with(".distcp") && !name.starts_with('.'));
+                       const bool is_items = is_kind(name, NameKind::dcp_similar) && !name.starts_with('.');
+                       return is_items || is_kind(name, NameKind::dcp_unfinished);
                    }));
 }
 
 // Layouts that are known by name and refused.
-
-/// Returns true for a name such as "model_rank_0.pt": one file per item and rank.
-bool is_item_of_rank(std::string_view name) {
-    const std::string_view stem = name.substr(0, name.rfind('.'));
-    const std::size_t rank = stem.rfind("_rank_");
-    return rank != stem.npos && rank > 0 && is_digits(stem.substr(rank + 6));
-}
 
 MaybeShape known_and_refused(const FolderNames& names) {
     if (has(names.files, "metadata.pkl") && std::any_of(names.files.begin(), names.files.end(), is_item_of_rank))
         return FolderShape{.kind = ShapeKind::torch_checkpointing, .files = {"metadata.pkl"}};
     if (has(names.files, "checkpoint_metadata.json") && has(names.folders, "model"))
         return FolderShape{.kind = ShapeKind::nanotron, .files = {"checkpoint_metadata.json"}};
-    FileNames arrays;
-    for (std::size_t i = 0; i < names.below.size(); ++i)
-        if (has(names.below[i].files, ".zarray")) arrays.push_back(names.folders[i]);
-    return made_of(ShapeKind::megatron_zarr, std::move(arrays));
+    const auto is_array = [](const auto&, const FolderNames& below) { return has(below.files, ".zarray"); };
+    return made_of(ShapeKind::megatron_zarr, folders_where(names, is_array));
 }
 
 // 4 and 5: DeepSpeed.
-
-/// Returns true for DeepSpeed's files. The oldest optimizer files lack the '_' before "optim_states"; names of
-/// pipelines have '-' before "model_states".
-bool is_deepspeed_file(std::string_view name) {
-    if (!name.ends_with("optim_states.pt") && !name.ends_with("model_states.pt")) return false;
-    return name.find("mp_rank_") != name.npos || name.starts_with("layer_");
-}
 
 /// Returns true for a universal checkpoint. At stage 3 it has no files outside `zero`.
 bool holds_universal(const FolderNames& names) {
@@ -173,7 +137,7 @@ bool holds_universal(const FolderNames& names) {
 
 MaybeShape deepspeed_tag(const FolderNames& names) {
     if (holds_universal(names)) return FolderShape{.kind = ShapeKind::universal, .files = {"zero"}};
-    MaybeShape shape = made_of(ShapeKind::deepspeed, matching(names.files, is_deepspeed_file));
+    MaybeShape shape = made_of(ShapeKind::deepspeed, of_kind(names.files, NameKind::zero_similar));
     if (shape && has(names.folders, "offloaded_tensors"))
         return FolderShape{.kind = ShapeKind::offloaded, .files = {"offloaded_tensors"}};
     return shape;
@@ -189,8 +153,8 @@ std::string_view path_segment(std::string_view text) {
     return segment ? text : std::string_view();
 }
 
-FolderShape bad_tag(std::string_view file, std::string what) {
-    return {.kind = ShapeKind::bad_tag, .files = {std::string(file)}, .what = std::move(what)};
+FolderShape bad_tag(std::string_view file, std::string fault) {
+    return {.kind = ShapeKind::bad_tag, .files = {std::string(file)}, .fault = std::move(fault)};
 }
 
 /// Returns the shape of the folder `tag` as seen from the folder around it.
@@ -222,9 +186,9 @@ FolderShape one_of_tags(const FolderNames& names, const FileNames& tags) {
 }
 
 MaybeShape deepspeed_root(const FolderNames& names) {
-    FileNames tags;
-    for (std::size_t i = 0; i < names.below.size(); ++i)
-        if (!names.folders[i].starts_with('.') && deepspeed_tag(names.below[i])) tags.push_back(names.folders[i]);
+    FileNames tags = folders_where(names, [](const std::string& name, const FolderNames& below) {
+        return !name.starts_with('.') && deepspeed_tag(below);
+    });
     if (tags.empty()) return std::nullopt;
     FolderShape shape = one_of_tags(names, tags);
     if (!shape.inside) return shape;
@@ -234,15 +198,6 @@ MaybeShape deepspeed_root(const FolderNames& names) {
 }
 
 // 6: Megatron.
-
-/// Returns true for a name such as "mp_rank_00" or "mp_rank_00_001".
-bool is_megatron_rank(std::string_view folder) { return fits(folder, "mp_rank_##") || fits(folder, "mp_rank_##_###"); }
-
-bool is_iteration(std::string_view folder) {
-    for (const std::string_view before : {"iter_", "global_step_"})
-        if (folder.starts_with(before) && is_digits(folder.substr(before.size()))) return true;
-    return folder == "release";
-}
 
 /// Returns the folder that the text of latest_checkpointed_iteration.txt names.
 FolderShape iteration(const FolderNames& names, std::string_view text) {
@@ -257,7 +212,7 @@ FolderShape iteration(const FolderNames& names, std::string_view text) {
     if (found == candidates.end()) return bad_tag(pointer, "it names '" + named + "', but there is no folder for it");
     FolderShape shape{.kind = ShapeKind::folder, .files = {*found}};
     for (const std::string& folder : names.folders)
-        if (folder != *found && is_iteration(folder)) shape.others.push_back(folder);
+        if (folder != *found && is_kind(folder, NameKind::iteration)) shape.others.push_back(folder);
     return shape;
 }
 
@@ -265,23 +220,13 @@ MaybeShape megatron(const FolderNames& names) {
     if (names.latest_checkpointed_iteration) return iteration(names, *names.latest_checkpointed_iteration);
     FileNames ranks;
     for (std::size_t i = 0; i < names.folders.size(); ++i)
-        if (is_megatron_rank(names.folders[i]) &&
+        if (is_kind(names.folders[i], NameKind::megatron_rank) &&
             (names.below.empty() || has(names.below[i].files, "model_optim_rng.pt")))
             ranks.push_back(names.folders[i] + "/model_optim_rng.pt");
     return made_of(ShapeKind::megatron_ranks, std::move(ranks));
 }
 
 // 7: one file per rank.
-
-/// Names of files that trainers leave beside a model: stems, which a number may follow.
-constexpr std::string_view companion_stems[] = {"dataloader",       "dl_state_dict", "lr_scheduler", "optimizer",
-                                                "rng_state",        "sampler",       "scaler",       "scheduler",
-                                                "train_dataloader", "train_state",   "training_args"};
-constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
-
-template <std::size_t N> bool among(std::string_view name, const std::string_view (&list)[N]) {
-    return std::find(std::begin(list), std::end(list), name) != std::end(list);
-}
 
 /// The files of a set by rank. Two names can give one rank, such as "rank_1.pt" and "rank_01.pt".
 using Ranks = std::multimap<std::uint64_t, std::string>;
@@ -313,16 +258,16 @@ FileNames files_of(const Ranks& ranks) {
     return files;
 }
 
-FolderShape shape_of_set(const Ranks& ranks, const RankFile& one) {
-    if (!one.world_size || ranks.size() >= *one.world_size)
-        return {.kind = ShapeKind::rank_files, .files = files_of(ranks)};
+FolderShape shape_of_set(const Ranks& ranks, const RankedName& one) {
+    FolderShape shape{.kind = ShapeKind::rank_files, .present = files_of(ranks), .set = one.set};
+    if (!one.world_size || ranks.size() >= *one.world_size) {
+        shape.files = shape.present;
+        return shape;
+    }
+    shape.kind = ShapeKind::ranks_lack;
     constexpr std::size_t most = 8;
-    FolderShape shape{.kind = ShapeKind::ranks_lack, .what = one.set};
     for (std::uint64_t rank = 0; rank < *one.world_size && shape.files.size() < most; ++rank)
-        if (!ranks.contains(rank)) {
-            std::string name = one.set;
-            shape.files.push_back(name.replace(name.rfind('*'), 1, std::to_string(rank)));
-        }
+        if (!ranks.contains(rank)) shape.files.push_back(file_in_set(one.set, rank));
     return shape;
 }
 
@@ -330,7 +275,7 @@ FolderShape shape_of_set(const Ranks& ranks, const RankFile& one) {
 /// files of ranks even without that of rank 0.
 MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     Sets sets;
-    std::map<std::string, RankFile> first;
+    std::map<std::string, RankedName> first;
     for (const std::string& file : names)
         if (auto one = rank_file(file)) {
             sets[one->set].emplace(one->rank, file);
@@ -346,7 +291,7 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     for (const auto& set : sets) globs.push_back(set.first);
     if (sets.size() == 1) return shape_of_set(sets.begin()->second, first.at(globs.front()));
     const auto pair = model_and_optimizer(globs);
-    if (!pair) return several(std::move(globs), "sets of rank files");
+    if (!pair) return several(std::move(globs), Several::rank_sets);
     FolderShape shape = shape_of_set(sets.at(pair->model), first.at(pair->model));
     shape.optimizer = files_of(sets.at(pair->optimizer));
     return shape;
@@ -375,14 +320,6 @@ MaybeShape rank_files(const FolderNames& names) {
 
 // 8: the only other file of weights.
 
-bool is_companion(std::string_view name) {
-    if (ends_as_safetensors(name)) return false;
-    std::string_view stem = name.substr(0, name.rfind('.'));
-    const std::size_t number = stem.find_last_not_of(all_digits) + 1;  // npos + 1 is 0
-    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
-    return among(stem, companion_stems) || among(name, companion_files);
-}
-
 /// Returns the files of weights without companions.
 FileNames weights_in(const FolderNames& names) {
     return matching(names.files, [](std::string_view name) { return is_weights(name) && !is_companion(name); });
@@ -402,7 +339,7 @@ MaybeShape other_weights(const FolderNames& names) {
     if (std::all_of(weights.begin(), weights.end(), is_companion))
         return FolderShape{.kind = ShapeKind::companions, .files = std::move(weights)};
     std::erase_if(weights, is_companion);
-    if (weights.size() > 1) return several(std::move(weights), "files of weights and no index");
+    if (weights.size() > 1) return several(std::move(weights), Several::files);
     return FolderShape{.kind = ShapeKind::file, .files = std::move(weights)};
 }
 
@@ -436,29 +373,19 @@ FolderShape shape_of_inner(const FolderNames& names) {
 
 /// Returns the folders inside that hold a model of their own.
 FileNames components(const FolderNames& names) {
-    FileNames found;
-    for (std::size_t i = 0; i < names.below.size(); ++i) {
-        if (passed_over(names.folders[i])) continue;
-        const ShapeKind kind = first_of(rows, names.below[i]).kind;
-        if (kind != ShapeKind::nothing && kind != ShapeKind::companions) found.push_back(names.folders[i]);
-    }
-    return found;
+    return folders_where(names, [](const std::string& name, const FolderNames& below) {
+        return !passed_over(name) && holds_checkpoint(first_of(rows, below));
+    });
 }
 
 /// Returns the folders inside whose weights are of another framework alone, as paths of one of their files:
 /// "vision/tf_model.h5". Those among `others` are no such folders.
 FileNames foreign_weights(const FolderNames& names, const FileNames& others) {
-    constexpr std::string_view endings[] = {".gguf", ".ggml",    ".h5",   ".keras",    ".msgpack", ".npz",
-                                            ".onnx", ".mlmodel", ".nemo", ".pdparams", ".tflite"};
-    const auto is_foreign = [&](const std::string& name) {
-        return !name.starts_with('.') && std::any_of(std::begin(endings), std::end(endings),
-                                                     [&](std::string_view ending) { return name.ends_with(ending); });
-    };
     FileNames found;
     for (std::size_t i = 0; i < names.below.size(); ++i) {
         if (passed_over(names.folders[i]) || has(others, names.folders[i])) continue;
         const FileNames& files = names.below[i].files;
-        const auto file = std::find_if(files.begin(), files.end(), is_foreign);
+        const auto file = std::find_if(files.begin(), files.end(), is_foreign_weights);
         if (file != files.end()) found.push_back(names.folders[i] + '/' + *file);
     }
     return found;
@@ -485,7 +412,7 @@ MaybeShape pipeline(const FolderNames& names) {
     models.insert(models.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
     if (models.size() == 1 && lack.empty() && foreign.empty())
         return FolderShape{.kind = ShapeKind::folder, .files = std::move(models)};
-    FolderShape shape = several(std::move(models), std::string(pipeline_models), true);
+    FolderShape shape = several(std::move(models), Several::pipeline);
     shape.others = std::move(lack);
     shape.foreign = std::move(foreign);
     return shape;
@@ -573,7 +500,7 @@ FolderShape shape_inside(const FolderNames& names) {
         found = {std::move(pair->model)};
         optimizer = {std::move(pair->optimizer)};
     }
-    if (found.size() > 1) return several(std::move(found), "folders that hold a checkpoint", true);
+    if (found.size() > 1) return several(std::move(found), Several::folders);
     if (found.size() == 1) {
         FileNames known = others;
         known.push_back(found.front());
@@ -643,16 +570,6 @@ FolderNames level_below(const Folder& folder, const std::string& name) {
 
 }  // namespace
 
-bool is_weights(std::string_view name) {
-    // Hidden files are not weights: macOS leaves "._model.safetensors" beside a model.
-    if (name.starts_with('.')) return false;
-    return std::any_of(weights_endings.begin(), weights_endings.end(), [name](std::string_view ending) {
-        return name.size() > ending.size() && name.ends_with(ending);
-    });
-}
-
-bool ends_as_safetensors(std::string_view name) { return name.ends_with(".safetensors") || name.ends_with(".sft"); }
-
 FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
     FileNames heads = ending_in(files, ".safetensors.index.json");
     std::string single = std::string(stem) + ".safetensors";
@@ -660,59 +577,7 @@ FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
     return heads;
 }
 
-std::optional<RankFile> rank_file(std::string_view file) {
-    const std::size_t dot = file.rfind('.');
-    if (file.starts_with('.') || dot == file.npos) return std::nullopt;
-    const std::string_view ending = file.substr(dot);
-    if (ending != ".pt" && ending != ".bin") return std::nullopt;
-    std::string_view stem = file.substr(0, dot);
-    const std::size_t number = stem.find_last_not_of(all_digits) + 1;
-    RankFile found{.set = std::string(stem.substr(0, number)) + '*' + std::string(ending)};
-    if (number == stem.size() || stem.size() - number > 9) return std::nullopt;
-    std::from_chars(stem.data() + number, stem.data() + stem.size(), found.rank);
-    stem = stem.substr(0, number);
-    if (stem.ends_with("_rank_")) {
-        const std::string_view rest = stem.substr(0, stem.size() - 6);
-        const std::size_t size = rest.find_last_not_of(all_digits) + 1;
-        if (rest.substr(0, size).ends_with("_world_size_") && size < rest.size() && rest.size() - size <= 9) {
-            std::from_chars(rest.data() + size, rest.data() + rest.size(), found.world_size.emplace());
-            return found;
-        }
-    }
-    const bool pt = ending == ".pt";
-    if (stem.ends_with("_rank") || (pt && (stem == "rank" || stem == "rank_" || stem == "checkpoint_"))) return found;
-    return std::nullopt;
-}
-
-bool is_training_state(const RankFile& file) {
-    std::string_view stem = file.set;
-    stem = stem.substr(0, std::min(stem.find("_world_size_"), stem.find("_rank")));
-    const std::size_t number = stem.find_last_not_of(all_digits) + 1;
-    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
-    return stem == "extra_state" || (stem != "optimizer" && among(stem, companion_stems));
-}
-
-std::optional<ShardFile> shard_file(std::string_view file) {
-    const auto shard = take_number(file, "shard-");
-    const auto number = shard ? take_number(file, "-model-") : std::nullopt;
-    const auto files = number ? take_number(file, "-of-") : std::nullopt;
-    if (!files || file != ".safetensors") return std::nullopt;
-    return ShardFile{.shard = *shard, .file = *number, .files = *files};
-}
-
-std::string shard_file_name(const ShardFile& file) {
-    std::string name;
-    const auto add = [&name](std::string_view before, std::uint64_t number) {
-        const std::string text = std::to_string(number);
-        name.append(before).append(text.size() < 5 ? 5 - text.size() : 0, '0').append(text);
-    };
-    add("shard-", file.shard);
-    add("-model-", file.file);
-    add("-of-", file.files);
-    return name + ".safetensors";
-}
-
-std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {
+std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files) {
     if (one.world_size) return *one.world_size;
     return static_cast<std::uint64_t>(std::count_if(files.begin(), files.end(), [&one](const std::string& file) {
         const auto other = rank_file(file);
@@ -720,16 +585,9 @@ std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {
     }));
 }
 
-bool is_dcp_metadata(std::string_view file) { return file == ".metadata" || is_rank_metadata(file); }
-
-bool is_unfinished_metadata(std::string_view file) {
-    constexpr std::string_view ending = ".tmp";
-    return file.ends_with(ending) && is_dcp_metadata(file.substr(0, file.size() - ending.size()));
-}
-
 FolderShape shape_of_dcp(const FolderNames& names, std::string_view file) {
     if (file == ".metadata") return {.kind = ShapeKind::dcp, .files = {".metadata"}};
-    return {.kind = ShapeKind::dcp, .files = matching(names.files, is_rank_metadata)};
+    return {.kind = ShapeKind::dcp, .files = of_kind(names.files, NameKind::dcp_rank_metadata)};
 }
 
 FolderShape shape_of_files(const FileNames& files) {
@@ -759,7 +617,7 @@ FolderShape shape_of_folder(const FolderNames& names) {
 FolderShape shape_of(const FolderNames& names) {
     if (MaybeShape parts = pipeline(names)) return *std::move(parts);
     FolderShape shape = shape_of_folder(names);
-    if (shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions) return shape;
+    if (holds_checkpoint(shape)) return shape;
     if (MaybeShape module = first_module(names)) return *std::move(module);
     FolderShape inside = shape_inside(names);
     if (inside.kind != ShapeKind::nothing) return inside;

@@ -2,10 +2,8 @@
 #pragma once
 
 #include "base/folder.hpp"
+#include "names/file_names.hpp"
 
-#include <safemap/source.hpp>
-
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,8 +11,6 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::names {
-
-using FileNames = std::vector<std::string>;
 
 /// The names in a folder, and in the folders directly in it.
 struct FolderNames {
@@ -63,9 +59,19 @@ enum class ShapeKind : std::uint8_t {
     shards_lack,  ///< the numbered shards that are there
 };
 
+/// The models of a folder that is ambiguous.
+enum class Several : std::uint8_t {
+    indexes,
+    files,      ///< files of weights without an index
+    rank_sets,  ///< FolderShape::files are the globs of the sets
+    folders,    ///< folders in the folder
+    pipeline,   ///< folders and files; components without weights are in FolderShape::others
+};
+
 /// The decision about a folder: its kind, and the files for that kind.
 struct FolderShape {
     ShapeKind kind = ShapeKind::nothing;
+    Several several = {};
     FileNames files = {};
     /// Files and folders that are not read, and that the user should know of.
     FileNames others = {};
@@ -78,24 +84,24 @@ struct FolderShape {
     std::string optimizer_inside = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
-    std::string what = {};
-    /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
+    /// For rank_files and ranks_lack: the files of the set that are there, and the glob of the set.
+    FileNames present = {};
+    std::string set = {};
+    std::string fault = {};  ///< for bad_tag
+    /// For unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
 };
 
-/// FolderShape::what of the models of a pipeline. Components without weights are in `others`.
-inline constexpr std::string_view pipeline_models = "models of a pipeline";
+/// Returns true if there is something to open, or to refuse with a reason.
+inline bool holds_checkpoint(const FolderShape& shape) {
+    return shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions;
+}
 
 /// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);
 /// Returns the shape of files that the caller names one by one: one set of rank files, or safetensors shards with DCP
 /// information. Returns ShapeKind::nothing if one of the files is something else.
 FolderShape shape_of_files(const FileNames& files);
-/// Returns true for `.metadata` and `__R.metadata`, the metadata of DCP.
-bool is_dcp_metadata(std::string_view file);
-/// Returns true for `.metadata.tmp` and `__R.metadata.tmp`, which a save that was interrupted leaves.
-bool is_unfinished_metadata(std::string_view file);
 /// Returns the shape of a DCP folder whose metadata is `file`: that file, or that of all ranks.
 FolderShape shape_of_dcp(const FolderNames& names, std::string_view file);
 /// Returns shape_of_folder(). If the folder itself holds no model, returns the one folder in it that holds one.
@@ -110,41 +116,7 @@ FolderNames names_in(const Folder& folder);
 /// Returns the safetensors indexes of a folder. Without an index, returns `STEM.safetensors` if it exists.
 FileNames safetensors_heads(const FileNames& files, std::string_view stem = "model");
 
-/// A file that holds the part of one rank.
-struct RankFile {
-    std::string set;  ///< glob for all files of the set: "model_world_size_4_rank_*.pt"
-    std::uint64_t rank = 0;
-    std::optional<std::uint64_t> world_size = {};  ///< set if the name gives it
-};
-
-/// Parses the name of a rank's file. Returns nothing for other names.
-std::optional<RankFile> rank_file(std::string_view file);
-/// Returns true for states of random number generators, schedulers and more, which trainers write beside the model:
-/// "extra_state_world_size_4_rank_0.pt". They are not a model, and not the state of its optimizer.
-bool is_training_state(const RankFile& file);
-/// A file of Hugging Face shards: "shard-00002-model-00001-of-00003.safetensors".
-struct ShardFile {
-    std::uint64_t shard = 0;  ///< number of the rank, from 1
-    std::uint64_t file = 0;   ///< number of the file among those of the rank, from 1
-    std::uint64_t files = 0;  ///< number of files that a rank has at most
-};
-
-/// Parses the name of a file of Hugging Face shards. Returns nothing for other names.
-std::optional<ShardFile> shard_file(std::string_view file);
-/// Returns the name of such a file.
-std::string shard_file_name(const ShardFile& file);
-
 /// Returns the world size in the file's name. Without one, returns the number of `files` in its set.
-std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
-
-/// The name of the folder beside a model that holds the state of its optimizer, as safetensors.
-inline constexpr const char* optimizer_folder = "optimizer";
-
-inline constexpr std::array<std::string_view, 6> weights_endings = {".safetensors", ".sft",  ".pt",
-                                                                    ".pth",         ".ckpt", ".bin"};
-/// Returns true if a file of that name may hold weights.
-bool is_weights(std::string_view name);
-/// Returns true for a name that ends in ".safetensors" or ".sft".
-bool ends_as_safetensors(std::string_view name);
+std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files);
 
 }  // namespace safemap::SAFEMAP_ABI::names

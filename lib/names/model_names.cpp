@@ -2,11 +2,10 @@
 #include "names/model_names.hpp"
 
 #include "base/text.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <set>
@@ -42,8 +41,6 @@ constexpr std::array<Stem, 8> stems = {{
 constexpr std::string_view part = "consolidated.";
 constexpr Stem stem_of_part = {part, "model"};
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 const Stem* known_stem(std::string_view stem) {
     if (stem.starts_with(part) && is_digits(stem.substr(part.size()))) return &stem_of_part;
     const auto* found = std::find_if(stems.begin(), stems.end(), [stem](const Stem& one) { return one.stem == stem; });
@@ -52,43 +49,15 @@ const Stem* known_stem(std::string_view stem) {
 
 bool is_word(std::string_view text) {
     return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-        return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
     });
 }
 
-/// Removes one of the endings of weights from the end of `text`, and returns it.
+/// Removes the ending of weights from the end of `text`, and returns it.
 std::string_view take_ending(std::string_view& text) {
-    for (const std::string_view ending : weights_endings)
-        if (text.size() > ending.size() && text.ends_with(ending)) {
-            text.remove_suffix(ending.size());
-            return ending;
-        }
-    return {};
-}
-
-/// Removes a number from the end of `text`. Returns nothing without one, or if it has more than nine digits.
-std::optional<std::uint64_t> take_number_at_end(std::string_view& text) {
-    std::size_t begin = text.size();
-    while (begin > 0 && is_digit(text[begin - 1])) --begin;
-    const std::string_view digits = text.substr(begin);
-    if (digits.empty() || digits.size() > 9) return std::nullopt;
-    std::uint64_t number = 0;
-    std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    text.remove_suffix(digits.size());
-    return number;
-}
-
-/// Removes "-of-" from the end of `text`, and returns it. Some programs write '_', or upper case.
-std::string_view take_of(std::string_view& text) {
-    constexpr std::size_t size = 4;
-    if (text.size() < size) return {};
-    const std::string_view of = text.substr(text.size() - size);
-    const auto is_dash = [](char c) { return c == '-' || c == '_'; };
-    const bool fits =
-        is_dash(of[0]) && (of[1] == 'o' || of[1] == 'O') && (of[2] == 'f' || of[2] == 'F') && of[3] == of[0];
-    if (!fits) return {};
-    text.remove_suffix(size);
-    return of;
+    const std::string_view ending = ending_of_weights(text);
+    text.remove_suffix(ending.size());
+    return ending;
 }
 
 bool take_at_end(std::string_view& text, std::string_view end) {
@@ -116,26 +85,28 @@ void split_variant(ModelName& name) {
     name.stem.resize(stem.size());
 }
 
-/// Takes "-00001-of-00003" from the end of the stem. diffusers wrote the variant after it at first.
+/// Takes "-00001-of-00003" from the end of the stem. Some programs write '_', or "OF". diffusers wrote the variant
+/// after it at first.
 bool take_shard(ModelName& name) {
     std::string_view stem = name.stem;
     const std::string variant(take_variant(stem));
-    const std::size_t end = stem.size();
-    const auto shards = take_number_at_end(stem);
-    const std::size_t digits = end - stem.size();
-    if (!shards || *shards == 0) return false;
-    const std::string_view of = take_of(stem);
-    const auto number = of.empty() ? std::nullopt : take_number_at_end(stem);
-    const std::size_t at = stem.size();
-    if (!number || *number > *shards || !take_at_end(stem, of.substr(0, 1)) || stem.empty()) return false;
+    std::string lower(stem);
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
+        return c == 'O' ? 'o' : c == 'F' ? 'f' : c;
+    });
+    constexpr std::size_t most_digits = 9;
+    const auto known = known_name(lower, NameKind::shard, NameKind::shard);
+    if (!known || !known->has_digits(most_digits) || known->text.empty()) return false;
+    const auto& [number, shards, none] = known->numbers;
+    if (shards.value == 0 || number.value > shards.value) return false;
     name.kind = ModelName::Kind::shard;
-    name.number = *number;
-    name.shards = *shards;
-    name.digits = digits;
-    name.at = at;
-    name.of = of;
+    name.number = number.value;
+    name.shards = shards.value;
+    name.digits = shards.digits;
+    name.at = number.at;
+    name.of = stem.substr(number.at + number.digits, shards.at - number.at - number.digits);
     name.variant = variant;
-    name.stem.resize(stem.size());
+    name.stem.resize(known->text.size());
     return true;
 }
 
@@ -182,11 +153,6 @@ std::string with_number(const std::string& shard, std::size_t at, std::string_vi
     return std::string(shard).replace(at, digits_of(shard, at).size(), number);
 }
 
-std::string padded(std::uint64_t number, std::size_t digits) {
-    const std::string text = std::to_string(number);
-    return std::string(digits > text.size() ? digits - text.size() : 0, '0') + text;
-}
-
 /// Adds the files of a set, and says which numbers it lacks. Numbers begin with 0 if that is there, else with 1.
 void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbered) {
     constexpr std::uint64_t most = 8;
@@ -201,8 +167,6 @@ void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbe
 }
 
 }  // namespace
-
-bool is_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
 
 std::optional<ModelName> model_name(std::string_view file) {
     if (file.starts_with('.') || shard_file(file)) return std::nullopt;

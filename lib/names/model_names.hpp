@@ -71,9 +71,6 @@ struct Heads {
 /// shards without an index.
 Heads find_heads(std::span<const std::string> names);
 
-/// Returns true if the text is one digit or more, and nothing else.
-bool is_digits(std::string_view text);
-
 /// Returns the stem under which a model from this file is saved: "adapter_model" for "adapter_model.bin". Returns
 /// "model" for a file without a known stem, and for stems of which the libraries have another safetensors name.
 std::string stem_of_saved(std::string_view model_file);

@@ -2,7 +2,7 @@
 #include "names/rank_names.hpp"
 
 #include "base/text.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -14,11 +14,9 @@ namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
-constexpr std::size_t most_listed = 64;
-
 /// Returns the names' common set and their ranks; nothing if a name gives no rank, or another set.
-std::optional<std::vector<RankFile>> parsed(const std::vector<std::string>& files) {
-    std::vector<RankFile> found;
+std::optional<std::vector<RankedName>> parsed(const std::vector<std::string>& files) {
+    std::vector<RankedName> found;
     for (const std::string& file : files) {
         auto one = rank_file(file);
         if (!one || (!found.empty() && one->set != found.front().set)) return std::nullopt;
@@ -27,16 +25,20 @@ std::optional<std::vector<RankFile>> parsed(const std::vector<std::string>& file
     return found;
 }
 
-std::string names_and_count(const std::vector<std::string>& names, std::uint64_t all) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + excerpt(name);
-    if (all > names.size()) text += " and " + std::to_string(all - names.size()) + " more";
-    return text;
-}
-
 std::string ranks_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
 
 }  // namespace
+
+void MissingNames::add(std::string name) {
+    if (!is_full()) names_.push_back(std::move(name));
+    ++count_;
+}
+
+std::string MissingNames::text() const {
+    std::string text;
+    for (const std::string& name : names_) text += (text.empty() ? "" : ", ") + excerpt(name);
+    return count_ > names_.size() ? text + " and " + std::to_string(count_ - names_.size()) + " more" : text;
+}
 
 RankNames::RankNames(std::vector<std::string> files) : files_(std::move(files)) {
     std::vector<std::size_t> order(files_.size());
@@ -76,18 +78,17 @@ std::optional<std::size_t> RankNames::find(std::uint64_t rank) const {
 
 std::string RankNames::name_of(std::uint64_t rank) const {
     if (const auto i = find(rank)) return files_[*i];
-    std::string name = set_;
-    if (name.empty()) return "the file of rank " + std::to_string(rank);
-    return name.replace(name.rfind('*'), 1, std::to_string(rank));
+    return set_.empty() ? "the file of rank " + std::to_string(rank) : file_in_set(set_, rank);
 }
 
 std::string RankNames::missing_below(std::uint64_t end) const {
     const auto present = std::lower_bound(ranks_.begin(), ranks_.end(), end) - ranks_.begin();
     const std::uint64_t count = end - static_cast<std::uint64_t>(present);
-    std::vector<std::string> missing;
-    for (std::uint64_t rank = 0; missing.size() < std::min<std::uint64_t>(count, most_listed); ++rank)
-        if (!places_.contains(rank)) missing.push_back(name_of(rank));
-    return names_and_count(missing, count);
+    MissingNames missing;
+    for (std::uint64_t rank = 0; missing.count() < std::min<std::uint64_t>(count, MissingNames::most); ++rank)
+        if (!places_.contains(rank)) missing.add(name_of(rank));
+    missing.add_unnamed(count - missing.count());
+    return missing.text();
 }
 
 void RankNames::require_first(std::uint64_t count, const std::string& what) const {
@@ -109,19 +110,17 @@ void RankNames::require_named_ranks() const {
 
 void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const {
     if (alone_) return;
-    std::vector<std::string> missing;
-    std::uint64_t count = 0;
+    MissingNames missing;
     for (const std::uint64_t rank : ranks) {
         if (places_.contains(rank)) continue;
         if (world_size_ && rank >= *world_size_)
             throw Error(Errc::world_mismatch, what + " has rank " + std::to_string(rank) +
                                                   ", but the names of the files say that there are " +
                                                   ranks_text(*world_size_));
-        if (count++ < most_listed) missing.push_back(name_of(rank));
+        missing.add(name_of(rank));
     }
-    if (count == 0) return;
-    throw Error(Errc::rank_missing,
-                what + " has " + ranks_text(ranks.size()) + "; missing are " + names_and_count(missing, count));
+    if (missing.count() == 0) return;
+    throw Error(Errc::rank_missing, what + " has " + ranks_text(ranks.size()) + "; missing are " + missing.text());
 }
 
 }  // namespace safemap::SAFEMAP_ABI::names

@@ -12,6 +12,24 @@
 
 namespace safemap::SAFEMAP_ABI::names {
 
+/// The names of missing files, for one message.
+class MissingNames {
+public:
+    static constexpr std::size_t most = 64;  ///< names in the message
+
+    void add(std::string name);
+    void add_unnamed(std::uint64_t count) { count_ += count; }
+    std::uint64_t count() const noexcept { return count_; }
+    /// Returns true if the message names no more of them.
+    bool is_full() const noexcept { return names_.size() == most; }
+    /// Returns "a, b and 3 more", with an excerpt() of each name.
+    std::string text() const;
+
+private:
+    std::vector<std::string> names_ = {};
+    std::uint64_t count_ = 0;
+};
+
 /// The files of one set, in the order of their ranks. Immutable.
 class RankNames {
 public:

@@ -1,41 +1,19 @@
 // The names of DeepSpeed's files: which rank a file belongs to, and which files are missing.
 #pragma once
 
-#include "names/folder_shape.hpp"
+#include "base/folder.hpp"
+#include "names/file_names.hpp"
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::names {
 
-/// The parts of the name of a file of DeepSpeed.
-struct ZeroName {
-    enum class Kind : std::uint8_t {
-        model,         ///< mp_rank_MM_model_states.pt
-        ranked_model,  ///< zero_pp_rank_R_mp_rank_MM_model_states.pt, of stage 3
-        optimizer,  ///< [bf16_|fp16_]zero_pp_rank_R_mp_rank_MM_optim_states.pt; the oldest lack the '_' before "optim"
-        expert,     ///< layer_L_expert_E_mp_rank_MM_model_states.pt; the oldest have no layer
-        expert_optimizer,  ///< expp_rank_E_mp_rank_MM_optim_states.pt
-        layer,  ///< layer_LL-model_MM-model_states.pt, of a pipeline; without tensor parallelism no "-model_MM"
-    };
-    Kind kind = Kind::model;
-    std::uint32_t rank = 0;        ///< rank of data parallelism
-    std::uint32_t model_rank = 0;  ///< rank of tensor or pipeline parallelism
-    std::uint32_t layer = 0;
-    std::uint32_t expert = 0;
-    std::string prefix = {};  ///< "bf16_", "fp16_" or nothing
-};
-
-/// Parses a file name. Returns nothing for a name that is not of this format, and for numbers above 2^24.
-std::optional<ZeroName> zero_name(std::string_view file);
-
 /// A file and what its name says.
 struct ZeroFile {
     std::string file;
-    ZeroName name;
+    RankedName name;
 };
 
 /// The files of a tag, in the order of model ranks, then ranks, layers and experts.
@@ -45,8 +23,8 @@ struct ZeroFiles {
     std::vector<ZeroFile> experts = {};
     std::vector<ZeroFile> expert_optimizers = {};
     std::vector<ZeroFile> layers = {};
-    std::uint32_t model_ranks = 0;  ///< number of model ranks
-    std::uint32_t ranks = 0;        ///< ranks with optimizer files, of one model rank; 0 without such files
+    std::uint64_t model_ranks = 0;  ///< number of model ranks
+    std::uint64_t ranks = 0;        ///< ranks with optimizer files, of one model rank; 0 without such files
     bool ranked_models = false;     ///< true for stage 3: each rank has a file of model states
 };
 
@@ -59,7 +37,7 @@ ZeroFiles zero_files(const Folder& tag);
 
 /// Returns "a, b and 3 more" of the optimizer files for the ranks from `first` to `world` - 1. `like` has the prefix
 /// and the model rank.
-std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world);
+std::string optimizer_names(const RankedName& like, std::uint64_t first, std::uint64_t world);
 /// Likewise, all files of the model ranks from `first` to `end` - 1: each has as many as the model ranks that are
 /// there.
 std::string model_rank_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t end);

@@ -80,15 +80,25 @@ std::string hint_of_ranks(const FileNames& files) {
     return "; " + std::string(names_of_ranks) + "them";
 }
 
+/// What the models of an ambiguous folder are called.
+std::string_view plural(Several several) {
+    switch (several) {
+        case Several::indexes: return "indexes";
+        case Several::files: return "files of weights and no index";
+        case Several::rank_sets: return "sets of rank files";
+        default: return "folders that hold a checkpoint";
+    }
+}
+
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
-    // The folder's own files are listed by name. Sets, and files of an inner folder, are listed as paths that can be
-    // typed.
-    if (shape.what == names::pipeline_models) refuse_pipeline(shape, folder);
-    const bool sets = shape.what == "sets of rank files";
-    Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
-                                          listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
+    if (shape.several == Several::pipeline) refuse_pipeline(shape, folder);
+    // The folder's own files are listed by name. Sets, and inner folders, are listed as paths that can be typed.
+    const bool sets = shape.several == Several::rank_sets;
+    const bool as_paths = sets || shape.several == Several::folders;
+    Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + std::string(plural(shape.several)) +
+                                          ": " + listed(as_paths ? inside(folder, shape.files) : shape.files));
     if (sets) error.with_hint("give one of these globs in quotes");
-    else if (shape.what == "files of weights and no index")
+    else if (shape.several == Several::files)
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint" +
                         hint_of_ranks(shape.files));
     else error.with_hint("give one of them");
@@ -115,9 +125,7 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
         const std::shared_ptr<const Folder> inner = name.starts_with('.') ? nullptr : folder.folder(name);
         if (!inner) continue;
         const std::string at = path + '/' + name;
-        const ShapeKind kind = names::shape_of(names::names_in(*inner)).kind;
-        const bool holds_one = kind != ShapeKind::nothing && kind != ShapeKind::companions;
-        if (holds_one) found.push_back(at);
+        if (names::holds_checkpoint(names::shape_of(names::names_in(*inner)))) found.push_back(at);
         else if (levels > 1) add_deeper(*inner, at, levels - 1, left, found);
     }
 }
@@ -151,19 +159,19 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
         case ShapeKind::several: refuse_several(shape, folder.name());
         case ShapeKind::unfinished: refuse_unfinished(shape, folder.name());
         case ShapeKind::bad_tag:
-            throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.what))
+            throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.fault))
                 .with_hint("give the folder of one tag instead");
         case ShapeKind::ranks_lack:
-            throw Error(Errc::rank_missing, "missing files of " + shape.what + ": " + listed(shape.files));
+            throw Error(Errc::rank_missing, "missing files of " + shape.set + ": " + listed(shape.files));
         case ShapeKind::shards_lack: throw names::lacks_shards(names::shard_sets(shape.files).front());
         default: refuse_nothing(names, folder);
     }
 }
 
 void refuse_part(std::string_view file) {
-    const bool is_part = names::is_dcp_metadata(file) || file.ends_with(".distcp");
+    const bool is_part = names::is_dcp_metadata(file) || names::is_kind(file, names::NameKind::dcp_similar);
     if (is_part) refuse_layout(part_of_dcp, excerpt(file), "it is not read by itself");
-    if (names::is_unfinished_metadata(file)) refuse_unfinished({.files = {std::string(file)}}, {});
+    if (names::is_kind(file, names::NameKind::dcp_unfinished)) refuse_unfinished({.files = {std::string(file)}}, {});
     if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
 }
 

@@ -3,7 +3,6 @@
 #include "distributed/dcp/read_dcp.hpp"
 #include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/zero/read_zero.hpp"
-#include "names/optimizer_names.hpp"
 #include "names/zero_files.hpp"
 #include "open/readers.hpp"
 
@@ -54,15 +53,6 @@ Contents read_rank_files(const RankSet& set, const OpenOptions& options, const R
     return distributed::read_rank_files(files, options);
 }
 
-FileNames files_of_set(const FolderNames& names, std::string_view set) {
-    FileNames files = names.files;
-    std::erase_if(files, [set](const std::string& file) {
-        const auto one = names::rank_file(file);
-        return !one || one->set != set;
-    });
-    return files;
-}
-
 FileNames optimizer_files(const Folder& folder, const FileNames& files) {
     const auto model = files.empty() ? std::nullopt : names::rank_file(files.front());
     FileNames found = folder.list();
@@ -81,10 +71,9 @@ Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape
 }
 
 std::optional<std::string> note_of_deepspeed_file(std::string_view name) {
-    using Kind = names::ZeroName::Kind;
     const auto parsed = names::zero_name(name);
     if (!parsed) return std::nullopt;
-    if (parsed->kind == Kind::optimizer || parsed->kind == Kind::ranked_model)
+    if (parsed->kind == names::NameKind::zero_optimizer || parsed->kind == names::NameKind::zero_ranked_model)
         return "this is the part of rank " + std::to_string(parsed->rank) +
                " of a DeepSpeed checkpoint; open its folder, which gives whole tensors";
     return "this is one file of a DeepSpeed checkpoint; open its folder, which gives all tensors";

@@ -15,10 +15,6 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-bool has(const FileNames& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 std::string last_name(const std::string& path) { return std::filesystem::path(path).filename().native(); }
 
 std::shared_ptr<const Source> opened(const Folder& folder, const std::string& name) {
@@ -74,12 +70,7 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
                   FaultSink& faults) {
     Contents contents;
     reporting(faults, [&] {
-        about_file(folder->name(), [&] {
-            // If files are missing, the shape names those.
-            const bool complete = shape.kind == ShapeKind::rank_files;
-            FileNames files = complete ? shape.files : files_of_set(names::names_in(*folder), shape.what);
-            contents = read_rank_files({folder, std::move(files)}, options);
-        });
+        about_file(folder->name(), [&] { contents = read_rank_files({folder, shape.present}, options); });
         if (shape.optimizer.empty()) return;
         const auto set = names::rank_file(shape.optimizer.front());
         add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
@@ -123,16 +114,11 @@ bool is_not_gathered(const Contents& contents) {
     return !contents.tensors.empty() && std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty);
 }
 
-bool is_in_set(const std::string& name, std::string_view set) {
-    const auto file = names::rank_file(name);
-    return file && file->set == set;
-}
-
 void note_others(const FolderShape& shape, Contents& contents) {
     FileNames others = shape.others;
     std::erase_if(others, [&contents](const std::string& name) { return has(contents.files, name); });
     const bool lacks = shape.kind == ShapeKind::ranks_lack;  // the files of the shape are then those that are missing
-    if (lacks) std::erase_if(others, [&shape](const std::string& name) { return is_in_set(name, shape.what); });
+    if (lacks) std::erase_if(others, [&shape](const std::string& name) { return has(shape.present, name); });
     if (others.empty()) return;
     contents.notes.push_back((lacks ? std::string() : "read " + shape.files.front() + "; ") +
                              "not read: " + listed(others));

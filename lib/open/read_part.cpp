@@ -43,7 +43,7 @@ private:
     std::string name_;
 };
 
-std::string hint_for(const std::filesystem::path& path, const std::optional<names::RankFile>& rank) {
+std::string hint_for(const std::filesystem::path& path, const std::optional<names::RankedName>& rank) {
     constexpr std::string_view parts = "; --as-parts (OpenOptions::as_parts) gives the local parts in this file";
     const std::string file = path.filename().native();
     const bool is_known = names::zero_name(file) || file == "model_optim_rng.pt";
@@ -55,7 +55,7 @@ std::string hint_for(const std::filesystem::path& path, const std::optional<name
 }
 
 [[noreturn]] void refuse(std::string what, const std::filesystem::path& path,
-                         const std::optional<names::RankFile>& rank) {
+                         const std::optional<names::RankedName>& rank) {
     throw Error(Errc::rank_missing, std::move(what)).with_hint(hint_for(path, rank));
 }
 
@@ -72,21 +72,21 @@ std::int64_t largest(const std::optional<Value>& field) {
 
 /// Returns how a file of DeepSpeed is only a part; an empty text if it is not one, or is whole.
 std::string zero_part(const StateTree& tree, const std::string& file) {
-    using Kind = names::ZeroName::Kind;
+    using Kind = names::NameKind;
     const auto name = names::zero_name(file);
     if (!name) return {};
     const Value root(tree);
-    if (name->kind == Kind::optimizer) {
+    if (name->kind == Kind::zero_optimizer) {
         const auto state = root.find("optimizer_state_dict");
         const std::int64_t ranks = state ? largest(state->find("partition_count")) : 0;
         return ranks > 1 ? "partition_count says that the tensors are cut over " + ranks_text(ranks) : std::string();
     }
-    if (name->kind == Kind::ranked_model) {
+    if (name->kind == Kind::zero_ranked_model) {
         const std::int64_t ranks = largest(root.find("dp_world_size"));
         return ranks > 1 ? "dp_world_size says that the weights of stage 3 are cut over " + ranks_text(ranks)
                          : std::string();
     }
-    const std::int64_t ranks = name->kind == Kind::model ? largest(root.find("mp_world_size")) : 0;
+    const std::int64_t ranks = name->kind == Kind::zero_model ? largest(root.find("mp_world_size")) : 0;
     return ranks > 1 ? "mp_world_size says that the weights are cut over " + ranks_text(ranks) : std::string();
 }
 

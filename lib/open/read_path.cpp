@@ -105,7 +105,7 @@ std::optional<std::filesystem::path> metadata_among(std::span<const std::filesys
     for (const std::filesystem::path& file : files) {
         const std::string name = file.filename().native();
         const bool is_metadata = names::is_dcp_metadata(name);
-        if (!is_metadata && !name.ends_with(".distcp")) return std::nullopt;
+        if (!is_metadata && !names::is_kind(name, names::NameKind::dcp_similar)) return std::nullopt;
         const bool is_first = !found || (name == ".metadata" && found->filename() != ".metadata");
         if (is_metadata && is_first) found = file;
     }

@@ -70,8 +70,7 @@ RunFiles files_of_run(const std::filesystem::path& path) {
     reporting(unused, [&] {
         const Located found = locate(open_folder(path, Mapping::never), OpenOptions().max_header_bytes);
         if (found.shape.kind == ShapeKind::rank_files || found.shape.kind == ShapeKind::ranks_lack) {
-            const bool complete = found.shape.kind == ShapeKind::rank_files;
-            run = {found.folder, complete ? found.shape.files : files_of_set(found.names, found.shape.what)};
+            run = {found.folder, found.shape.present};
             return;
         }
         const bool universal = found.shape.kind == ShapeKind::universal;

@@ -21,6 +21,8 @@ namespace safemap::SAFEMAP_ABI::open {
 using names::FileNames;
 using names::FolderNames;
 using names::FolderShape;
+using names::has;
+using names::Several;
 using names::ShapeKind;
 using state::Contents;
 using state::Joined;
@@ -76,8 +78,6 @@ struct RankSet {
 Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model = {});
 /// Lets a model give the state of its optimizer, which is beside it under the name `where`.
 void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer);
-/// Returns the files in the folder of a set: "model_world_size_4_rank_*.pt".
-FileNames files_of_set(const FolderNames& names, std::string_view set);
 /// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
 Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
                   FaultSink& faults);

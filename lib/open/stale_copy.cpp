@@ -2,12 +2,12 @@
 #include "open/stale_copy.hpp"
 
 #include "base/text.hpp"
+#include "names/file_names.hpp"
 #include "safetensors/header.hpp"
 #include "state/fingerprint.hpp"
 
 #include <safemap/advanced/file.hpp>
 
-#include <array>
 #include <optional>
 #include <system_error>
 #include <vector>
@@ -17,8 +17,6 @@ namespace safemap::SAFEMAP_ABI::open {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::array endings{".pt", ".pth", ".bin", ".ckpt"};
 
 std::string stale_note(const fs::path& safetensors, const fs::path& torch) {
     const std::string source = safemap::quoted(torch.filename().native());
@@ -31,7 +29,7 @@ void note_of_safetensors(const fs::path& path, Contents& contents) {
     const std::string* const stored = state::find_value(contents.metadata, state::source_key);
     if (stored == nullptr) return;
     std::optional<fs::path> stale;
-    for (const char* ending : endings) {
+    for (const std::string_view ending : names::torch_endings) {
         fs::path other = path;
         other.replace_extension(ending);
         std::error_code ignored;

@@ -168,8 +168,8 @@ public:
             Pairs metadata = rank_metadata(rank == 0);
             put_sorted(metadata, safetensors::sharding_info_key,
                        sharding_info_of(cut, numbers, input_.tensors, layout_.chosen, dimension));
-            add_file(names::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), std::move(members),
-                     std::move(metadata));
+            add_file(names::spelled({.kind = names::NameKind::hf_shard, .shard = rank + 1, .file = 1, .files = 1}),
+                     std::move(members), std::move(metadata));
         }
         layout_.files.front().has_checkpoint_digest = options_.checksums;
         for (const std::uint32_t from : cut.chosen) layout_.part_of.push_back(layout_.chosen[from].number);

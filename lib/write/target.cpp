@@ -29,17 +29,13 @@ io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, 
     return io::Staging(out, kind, merges ? io::Existing::merge : io::Existing::refuse, job);
 }
 
-bool has(const std::vector<std::string>& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 /// Adds the files of ranks: by their names, and by their content. Readers of such files take all that are there, so
 /// none of an older set may stay beside new ones.
 void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, std::uint64_t max_header_bytes,
                      std::vector<std::string>& files) {
     std::vector<std::string> others;
     for (const std::string& name : all) {
-        if (has(files, name)) continue;
+        if (names::has(files, name)) continue;
         if (names::shard_file(name)) files.push_back(name);
         else if (names::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
     }
@@ -109,7 +105,7 @@ names::FolderShape shape_with(const std::filesystem::path& path, const std::vect
     std::error_code ignored;
     names::FolderNames names;
     if (std::filesystem::is_directory(path, ignored)) names = names::names_in(*open_folder(path, Mapping::never));
-    std::erase_if(names.files, [&](const std::string& name) { return has(old_files, name) || name == added; });
+    std::erase_if(names.files, [&](const std::string& name) { return names::has(old_files, name) || name == added; });
     names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), added), added);
     return names::shape_of_folder(names);
 }
@@ -126,7 +122,8 @@ names::FolderShape shape_with(const std::filesystem::path& path, const std::vect
 }  // namespace
 
 void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
-    const auto shape = shape_with(path, old_files, names::shard_file_name({.shard = 1, .file = 1, .files = 1}));
+    const auto shape = shape_with(
+        path, old_files, names::spelled({.kind = names::NameKind::hf_shard, .shard = 1, .file = 1, .files = 1}));
     if (shape.kind != names::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
 }
 
@@ -138,7 +135,7 @@ std::vector<std::string> notes_on_other_models(const std::filesystem::path& out,
     for (const std::string& file : open_folder(out, Mapping::never)->list()) {
         const auto name = names::model_name(file);
         if (!name || name->kind == names::ModelName::Kind::shard || name->ending != ".safetensors") continue;
-        if (name->stem == options.stem || has(replaced, file)) continue;
+        if (name->stem == options.stem || names::has(replaced, file)) continue;
         notes.push_back(safemap::quoted(file) + " in the output folder is of another model, and stays");
     }
     return notes;

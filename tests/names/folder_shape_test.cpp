@@ -1,7 +1,6 @@
 // Tests which kind of checkpoint a folder holds, from lists of names. Folders that trainers wrote are in
 // tests/interop/training_folders.py.
 #include "names/folder_shape.hpp"
-#include "names/optimizer_names.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
@@ -110,7 +109,7 @@ TEST_CASE("DeepSpeed is recognised by its tags, and `latest` names one of them")
     check({{{"latest=g", "zero_to_fp32.py"}, Kind::bad_tag, {"latest"}},
            {{"latest=../g", "scheduler.pt", "training_args.bin"}, Kind::bad_tag, {"latest"}},
            {{"latest=g", "g/notes.txt"}, Kind::deepspeed, {"g"}}});
-    CHECK(shape({"g/" + optim, "h/" + optim}).what.find("g, h") != std::string::npos);
+    CHECK(shape({"g/" + optim, "h/" + optim}).fault.find("g, h") != std::string::npos);
 }
 
 TEST_CASE("Megatron's pointer file names a folder, and its older format has a folder per rank") {

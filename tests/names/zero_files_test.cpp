@@ -13,11 +13,11 @@
 namespace zero_files_test {
 
 using namespace safemap;
+using names::RankedName;
 using names::zero_files;
 using names::zero_name;
 using names::ZeroFiles;
-using names::ZeroName;
-using Kind = ZeroName::Kind;
+using Kind = names::NameKind;
 
 namespace {
 
@@ -29,7 +29,7 @@ std::string ranked(unsigned rank, unsigned model_rank, const std::string& what, 
            std::to_string(model_rank) + "_" + what + "_states.pt";
 }
 
-void check_name(const std::string& file, const ZeroName& wanted) {
+void check_name(const std::string& file, const RankedName& wanted) {
     CAPTURE(file);
     const auto found = zero_name(file);
     REQUIRE(found.has_value());
@@ -52,20 +52,21 @@ void check_missing(const std::vector<std::string>& files, Errc code, const std::
 }  // namespace
 
 TEST_CASE("names of files of every version") {
-    check_name("mp_rank_00_model_states.pt", {.kind = Kind::model});
-    check_name("mp_rank_123_model_states.pt", {.kind = Kind::model, .model_rank = 123});
-    check_name("zero_pp_rank_7_mp_rank_03_model_states.pt", {.kind = Kind::ranked_model, .rank = 7, .model_rank = 3});
+    check_name("mp_rank_00_model_states.pt", {.kind = Kind::zero_model});
+    check_name("mp_rank_123_model_states.pt", {.kind = Kind::zero_model, .model_rank = 123});
+    check_name("zero_pp_rank_7_mp_rank_03_model_states.pt",
+               {.kind = Kind::zero_ranked_model, .rank = 7, .model_rank = 3});
     for (const std::string prefix : {"", "bf16_", "fp16_"})
         check_name(prefix + "zero_pp_rank_12_mp_rank_00_optim_states.pt",
-                   {.kind = Kind::optimizer, .rank = 12, .prefix = prefix});
-    check_name("zero_pp_rank_1_mp_rank_02optim_states.pt", {.kind = Kind::optimizer, .rank = 1, .model_rank = 2});
+                   {.kind = Kind::zero_optimizer, .rank = 12, .prefix = prefix});
+    check_name("zero_pp_rank_1_mp_rank_02optim_states.pt", {.kind = Kind::zero_optimizer, .rank = 1, .model_rank = 2});
     check_name("layer_3_expert_5_mp_rank_01_model_states.pt",
-               {.kind = Kind::expert, .model_rank = 1, .layer = 3, .expert = 5});
-    check_name("expert_5_mp_rank_01_model_states.pt", {.kind = Kind::expert, .model_rank = 1, .expert = 5});
-    check_name("expp_rank_2_mp_rank_00_optim_states.pt", {.kind = Kind::expert_optimizer, .expert = 2});
-    check_name("layer_09-model_01-model_states.pt", {.kind = Kind::layer, .model_rank = 1, .layer = 9});
-    check_name("layer_09-model_states.pt", {.kind = Kind::layer, .layer = 9});
-    check_name("mp_rank_16777216_model_states.pt", {.kind = Kind::model, .model_rank = 1 << 24});
+               {.kind = Kind::zero_expert, .model_rank = 1, .layer = 3, .expert = 5});
+    check_name("expert_5_mp_rank_01_model_states.pt", {.kind = Kind::zero_expert, .model_rank = 1, .expert = 5});
+    check_name("expp_rank_2_mp_rank_00_optim_states.pt", {.kind = Kind::zero_expert_optimizer, .expert = 2});
+    check_name("layer_09-model_01-model_states.pt", {.kind = Kind::zero_layer, .model_rank = 1, .layer = 9});
+    check_name("layer_09-model_states.pt", {.kind = Kind::zero_shared_layer, .layer = 9});
+    check_name("mp_rank_16777216_model_states.pt", {.kind = Kind::zero_model, .model_rank = 1 << 24});
 }
 
 TEST_CASE("names that are not of this format") {
@@ -223,7 +224,7 @@ TEST_CASE("names of huge ranks are refused at once, and messages stay short") {
 }
 
 TEST_CASE("the names of optimizer files from a rank on") {
-    const ZeroName like = {.kind = Kind::optimizer, .model_rank = 3, .prefix = "bf16_"};
+    const RankedName like = {.kind = Kind::zero_optimizer, .model_rank = 3, .prefix = "bf16_"};
     CHECK(names::optimizer_names(like, 1, 3) == ranked(1, 3, "optim", "bf16_") + ", " + ranked(2, 3, "optim", "bf16_"));
     CHECK(names::optimizer_names(like, 3, 3).empty());
     CHECK(names::optimizer_names(like, 0, ~0ULL).size() < 5000);

@@ -43,31 +43,11 @@ using state::Contents;
 constexpr std::string_view common_file = "common.pt";
 constexpr std::size_t most_named = 16;
 
-/// The numbers in the name of a file that a rank wrote: "__3_1.distcp", "__3.metadata".
-struct RankName {
-    std::uint64_t rank = 0;
-    std::uint64_t part = 0;
-};
-
-std::optional<RankName> rank_name(std::string_view name) {
-    RankName found;
-    if (!name.starts_with("__")) return std::nullopt;
-    const char* const end = name.data() + name.size();
-    const auto rank = std::from_chars(name.data() + 2, end, found.rank);
-    if (rank.ec != std::errc()) return std::nullopt;
-    if (std::string_view(rank.ptr, end) == ".metadata") return found;
-    if (rank.ptr == end || *rank.ptr != '_') return std::nullopt;
-    const auto part = std::from_chars(rank.ptr + 1, end, found.part);
-    if (part.ec != std::errc() || std::string_view(part.ptr, end) != ".distcp") return std::nullopt;
-    return found;
-}
-
 /// Sorts files by rank; files with other names come last.
 void sort_by_rank(std::vector<std::string>& files) {
     const auto key = [](const std::string& file) {
-        const auto name = rank_name(file);
-        const RankName numbers = name.value_or(RankName{UINT64_MAX, UINT64_MAX});
-        return std::tuple(numbers.rank, numbers.part, std::string_view(file));
+        const auto name = names::dcp_name(file);
+        return std::tuple(name ? name->rank : UINT64_MAX, name ? name->file : UINT64_MAX, std::string_view(file));
     };
     std::sort(files.begin(), files.end(), [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
 }
@@ -235,9 +215,9 @@ private:
         if (metadata_files_.size() == 1 && metadata_files_.front() == ".metadata") return {};
         std::vector<std::string> others = unnamed_files();
         std::erase_if(others, [&](const std::string& file) {
-            const auto name = rank_name(file);
+            const auto name = names::dcp_name(file);
             return !name || std::any_of(metadata_files_.begin(), metadata_files_.end(), [&](const std::string& own) {
-                const auto rank = rank_name(own);
+                const auto rank = names::dcp_name(own);
                 return rank && rank->rank == name->rank;
             });
         });
@@ -284,7 +264,9 @@ private:
         std::sort(named.begin(), named.end());
         std::vector<std::string> found;
         for (const std::string& name : folder_->list()) {
-            if (!name.ends_with(".distcp") || std::binary_search(named.begin(), named.end(), name)) continue;
+            if (!names::is_kind(name, names::NameKind::dcp_similar) ||
+                std::binary_search(named.begin(), named.end(), name))
+                continue;
             const auto source = folder_->open(name);
             if (source && source->size() > 0) found.push_back(name);
         }
@@ -316,7 +298,7 @@ private:
         if (metadata_files_.size() > 1) return metadata_files_.size();
         std::optional<std::uint64_t> ranks;
         for (const std::string& file : metadata_.files)
-            if (const auto name = rank_name(file); name && name->rank < UINT64_MAX)
+            if (const auto name = names::dcp_name(file); name && name->rank < UINT64_MAX)
                 ranks = std::max(ranks.value_or(0), name->rank + 1);
         return ranks;
     }
@@ -329,7 +311,7 @@ private:
                             std::string(unnamed.size() == 1 ? "it, perhaps the file" : "them, perhaps files") +
                             " of an older save: " + names_text(unnamed, most_named));
         for (const std::string& name : folder_->list())
-            if (names::is_unfinished_metadata(name))
+            if (names::is_kind(name, names::NameKind::dcp_unfinished))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");
         if (items_.unchecked > 0)
             notes.push_back(std::to_string(items_.unchecked) + (items_.unchecked == 1 ? " item has" : " items have") +

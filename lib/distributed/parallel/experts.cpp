@@ -77,28 +77,28 @@ std::string global_name(const std::string& local, std::uint64_t rank,
     return std::string(name.before) + std::to_string(*number) + std::string(name.after);
 }
 
-std::string expert_file(std::uint32_t layer, std::uint64_t expert, std::uint64_t model_rank) {
-    return "layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) + "_mp_rank_" +
-           (model_rank < 10 ? "0" : "") + std::to_string(model_rank) + "_model_states.pt";
+std::string expert_file(std::uint64_t layer, std::uint64_t expert, std::uint64_t model_rank) {
+    return names::spelled(
+        {.kind = names::NameKind::zero_expert, .model_rank = model_rank, .layer = layer, .expert = expert});
 }
 
 /// Throws unless every layer has the files of `counts[layer]` experts, or of as many as its largest number says.
 void require_experts(const std::vector<ZeroFile>& files, std::uint64_t model_rank,
                      const std::vector<std::uint64_t>& counts) {
-    std::map<std::uint32_t, std::set<std::uint32_t>> layers;
+    std::map<std::uint64_t, std::set<std::uint64_t>> layers;
     for (const ZeroFile& file : files) layers[file.name.layer].insert(file.name.expert);
     std::string missing;
     std::size_t place = 0;
     for (const auto& [layer, experts] : layers) {
         const bool is_listed = counts.size() == layers.size();
-        const std::uint64_t wanted = is_listed ? counts[place++] : std::uint64_t{*experts.rbegin()} + 1;
+        const std::uint64_t wanted = is_listed ? counts[place++] : *experts.rbegin() + 1;
         if (*experts.rbegin() >= wanted)
             throw Error(Errc::world_mismatch, "num_experts says that the layer has " + std::to_string(wanted) +
                                                   " experts; there is also " +
                                                   expert_file(layer, *experts.rbegin(), model_rank));
         constexpr std::uint64_t most = 1 << 16;
         for (std::uint64_t expert = 0; expert < std::min(wanted, most) && missing.size() < 1024; ++expert)
-            if (!experts.contains(static_cast<std::uint32_t>(expert)))
+            if (!experts.contains(expert))
                 missing += (missing.empty() ? "" : ", ") + expert_file(layer, expert, model_rank);
     }
     if (!missing.empty()) throw Error(Errc::rank_missing, "files of experts are missing: " + missing);

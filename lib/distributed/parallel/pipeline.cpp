@@ -47,7 +47,7 @@ void add_name(std::vector<std::string>& names, const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
-bool is_shared(const ZeroFile& file) { return file.file.find("-model_states") == file.file.find('-'); }
+bool is_shared(const ZeroFile& file) { return file.name.kind == names::NameKind::zero_shared_layer; }
 
 /// Returns the files of one tensor rank. Without tensor parallelism, names have none.
 std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_rank) {
@@ -58,7 +58,7 @@ std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_ran
     return files;
 }
 
-Named tensors_of(const std::shared_ptr<const Source>& source, std::uint32_t layer, torch::NamedGlobals& globals) {
+Named tensors_of(const std::shared_ptr<const Source>& source, std::uint64_t layer, torch::NamedGlobals& globals) {
     const torch::Parts parts = torch::read_parts(source, {}, &globals);
     Named named;
     for (const auto& [key, value] : Value(parts.tree).entries()) {
@@ -130,8 +130,9 @@ LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Wo
 }
 
 std::string layer_name(std::uint64_t layer, std::optional<std::uint64_t> tensor_rank) {
-    const auto padded = [](std::uint64_t number) { return (number < 10 ? "0" : "") + std::to_string(number); };
-    return "layer_" + padded(layer) + (tensor_rank ? "-model_" + padded(*tensor_rank) : "") + "-model_states.pt";
+    return names::spelled({.kind = tensor_rank ? names::NameKind::zero_layer : names::NameKind::zero_shared_layer,
+                           .model_rank = tensor_rank.value_or(0),
+                           .layer = layer});
 }
 
 std::optional<std::uint64_t> layer_of(std::string_view name) {
@@ -152,12 +153,12 @@ std::string layer_path(const LayerFiles& files, std::uint64_t layer, const std::
 }
 
 void require_layer_files(const std::vector<LayerFiles>& ranks, const std::string& folder) {
-    std::set<std::uint32_t> layers;
+    std::set<std::uint64_t> layers;
     for (const LayerFiles& rank : ranks) layers.insert(rank.numbers.begin(), rank.numbers.end());
     std::string missing;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-        const std::set<std::uint32_t> own(ranks[rank].numbers.begin(), ranks[rank].numbers.end());
-        for (const std::uint32_t layer : layers)
+        const std::set<std::uint64_t> own(ranks[rank].numbers.begin(), ranks[rank].numbers.end());
+        for (const std::uint64_t layer : layers)
             if (!own.contains(layer) && missing.size() < 1024)
                 missing += (missing.empty() ? "" : ", ") + layer_name(layer, rank);
     }

@@ -30,7 +30,7 @@ Gathered join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ran
 /// The files of the layers of one rank of tensor parallelism.
 struct LayerFiles {
     std::vector<std::string> files = {};      ///< in ascending order of layers
-    std::vector<std::uint32_t> numbers = {};  ///< layers, by file
+    std::vector<std::uint64_t> numbers = {};  ///< layers, by file
     Named weights = {};                       ///< `LAYER.KEY`, without leading zeros
     bool shared = false;                      ///< true if the files are of all ranks
 };

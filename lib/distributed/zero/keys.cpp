@@ -290,7 +290,7 @@ torch::Parts parts_of(const std::shared_ptr<const Source>& source, std::span<con
 /// Returns the name that a file was saved under, if it is that of another model rank or, unless `equal` says that the
 /// files of all ranks of data parallelism are equal, of another rank. A prefix that differs is no other rank, and
 /// neither is a name that is not DeepSpeed's.
-std::string name_of_another(const std::string& saved_as, const ZeroName& now, bool equal = false) {
+std::string name_of_another(const std::string& saved_as, const names::RankedName& now, bool equal = false) {
     const std::string file = saved_as + ".pt";
     const auto then = names::zero_name(file);
     if (!then || then->kind != now.kind) return {};
@@ -344,7 +344,7 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
     const Value root(parts.tree);
     read_shapes(root, out);
     // In stage 3, these fragments are what differs between ranks. Without any, one file may be a copy of another.
-    const bool equal = file.name.kind == ZeroName::Kind::ranked_model && out.frozen.empty();
+    const bool equal = file.name.kind == names::NameKind::zero_ranked_model && out.frozen.empty();
     out.saved_as = name_of_another(parts.saved_as, file.name, equal);
     read_run(root, out);
     if (detail == Detail::share) return out;

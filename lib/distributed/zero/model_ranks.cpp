@@ -64,7 +64,7 @@ void require_model_ranks(const ModelFile& first, const ZeroFiles& files) {
 void require_ranked_models(const ModelFile& first, const ZeroFiles& files) {
     if (!files.ranked_models || !first.data_ranks) return;
     std::uint64_t ranks = 0;
-    for (const ZeroFile& file : files.models) ranks = std::max<std::uint64_t>(ranks, file.name.rank + std::uint64_t{1});
+    for (const ZeroFile& file : files.models) ranks = std::max(ranks, file.name.rank + 1);
     if (ranks >= *first.data_ranks) return;
     throw Error(Errc::rank_missing, "dp_world_size says that the run has " + std::to_string(*first.data_ranks) +
                                         " ranks, and there are files of model states of " + std::to_string(ranks) +

@@ -47,7 +47,7 @@ void check_world(const RankSet& set) {
     const std::string said =
         "partition_count says " + std::to_string(partitions) + ", dp_world_size " + std::to_string(world);
     if (partitions > files && world == partitions) {
-        const auto like = names::zero_name(first.file.substr(first.file.rfind('/') + 1)).value_or(ZeroName());
+        const auto like = names::zero_name(first.file.substr(first.file.rfind('/') + 1)).value_or(names::RankedName());
         throw Error(Errc::rank_missing, "files of ranks are missing: " + optimizer_names(like, files, partitions) +
                                             "; there are " + std::to_string(files) + " files, and " + said)
             .with_path(first.file);

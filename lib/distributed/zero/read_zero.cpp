@@ -89,7 +89,7 @@ void fill_sets(ZeroRun& run, std::vector<ModelFile> models, std::vector<Optimize
 /// Returns how many ranks of tensor parallelism the files of layers are of.
 std::uint64_t layer_ranks(const ZeroFiles& files) {
     std::uint64_t ranks = 1;
-    for (const ZeroFile& file : files.layers) ranks = std::max(ranks, std::uint64_t{file.name.model_rank} + 1);
+    for (const ZeroFile& file : files.layers) ranks = std::max(ranks, file.name.model_rank + 1);
     return ranks;
 }
 
@@ -116,7 +116,8 @@ void read_parallelism(ZeroRun& run) {
 void require_optimizers(const ZeroRun& run) {
     if (run.stage() == 0 || !run.files.optimizers.empty()) return;
     const ModelFile& model = run.first_model();
-    const ZeroName like{.kind = ZeroName::Kind::optimizer, .prefix = model.dtype == "bf16" ? "bf16_" : ""};
+    const names::RankedName like{.kind = names::NameKind::zero_optimizer,
+                                 .prefix = model.dtype == "bf16" ? "bf16_" : ""};
     Error error(Errc::rank_missing, "the file is of ZeRO stage " + std::to_string(run.stage()) +
                                         ", and no file of optimizer states is there: missing are " +
                                         optimizer_names(like, 0, model.data_ranks.value_or(1)));

@@ -26,13 +26,12 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 using names::ZeroFile;
 using names::ZeroFiles;
-using names::ZeroName;
 
 /// The content of a file of model states. Missing fields are empty.
 struct ModelFile {
     std::string file = {};                  ///< path in the folder
-    std::uint32_t rank = 0;                 ///< rank of data parallelism; 0 where one file serves all ranks
-    std::uint32_t model_rank = 0;           ///< rank of tensor or pipeline parallelism
+    std::uint64_t rank = 0;                 ///< rank of data parallelism; 0 where one file serves all ranks
+    std::uint64_t model_rank = 0;           ///< rank of tensor or pipeline parallelism
     std::string saved_as = {};              ///< the name of another rank, if the file was saved under it
     bool has_module = false;                ///< false for a pipeline, whose weights are in the files of its layers
     Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
@@ -66,8 +65,8 @@ struct ModelFile {
 /// The content of a file of optimizer states.
 struct OptimizerFile {
     std::string file = {};
-    std::uint32_t rank = 0;
-    std::uint32_t model_rank = 0;
+    std::uint64_t rank = 0;
+    std::uint64_t model_rank = 0;
     std::string saved_as = {};  ///< the name of another rank, if the file was saved under it
     bool is_zip = false;        ///< false for the legacy container
     int stage = 0;
