@@ -86,7 +86,7 @@ public:
 
 private:
     struct Open {
-        std::size_t path_size;  // that of the container's own path
+        std::size_t path_size;  // the container’s own path ends there
         Container container;
     };
 
