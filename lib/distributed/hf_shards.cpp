@@ -118,10 +118,6 @@ struct FilePart {
     std::uint32_t file;
 };
 
-std::string dimensions_text(std::size_t count) {
-    return std::to_string(count) + (count == 1 ? " dimension" : " dimensions");
-}
-
 /// The parts of one tensor in all files.
 class Whole {
 public:
@@ -130,11 +126,11 @@ public:
     void add(const ShardPlace& place, LazyTensor value, std::uint32_t file, const std::vector<HfFile>& files) {
         const std::size_t rank = value.shape().size();
         if (place.offsets.size() != rank)
-            throw Error(Errc::piece_mismatch, "saved_offsets has " + dimensions_text(place.offsets.size()) +
-                                                  "; expected " + dimensions_text(rank) + ", as the tensor has");
+            throw Error(Errc::piece_mismatch, "saved_offsets has " + counted(place.offsets.size(), "dimension") +
+                                                  "; expected " + counted(rank, "dimension") + ", as the tensor has");
         if (place.global_shape && place.global_shape->size() != rank)
-            throw Error(Errc::piece_mismatch, "global_shape has " + dimensions_text(place.global_shape->size()) +
-                                                  "; expected " + dimensions_text(rank) + ", as the tensor has");
+            throw Error(Errc::piece_mismatch, "global_shape has " + counted(place.global_shape->size(), "dimension") +
+                                                  "; expected " + counted(rank, "dimension") + ", as the tensor has");
         if (!parts_.empty()) require_same(parts_.front(), value, files);
         if (place.global_shape) take_shape(*place.global_shape, file, files);
         parts_.push_back({{place.offsets, std::move(value)}, file});

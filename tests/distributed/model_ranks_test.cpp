@@ -1,5 +1,5 @@
 // Tests that the files of all model ranks must be there: runs of which only some of the ranks were copied.
-#include "distributed/zero/model_ranks.hpp"
+#include "distributed/zero/one_run.hpp"
 
 #include "distributed/zero_check.hpp"
 #include "distributed/zero_forge.hpp"

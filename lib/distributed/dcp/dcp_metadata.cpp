@@ -249,7 +249,7 @@ private:
             if (!read_item(found[i], found[i + 1])) ++unused;
         }
         if (unused > 0)
-            out_.notes.push_back(std::to_string(unused) + (unused == 1 ? " item" : " items") +
+            out_.notes.push_back(counted(unused, "item") +
                                  " of storage_data belong to no chunk or object and are not read");
     }
 
@@ -395,8 +395,8 @@ private:
             if (number && !read_path(out_.entries[*number], (*found)[i + 1])) ++without;
         }
         if (without > 0)
-            out_.notes.push_back("planner_data has no path for " + std::to_string(without) +
-                                 (without == 1 ? " name, which is a key" : " names, which are keys") +
+            out_.notes.push_back("planner_data has no path for " +
+                                 counted(without, "name, which is a key", "names, which are keys") +
                                  " of the state dict");
     }
 
@@ -438,9 +438,8 @@ private:
             first = excerpt(entry.name) + " of shape " + shape_text(*shape) + " as " + to_string(entry.shape);
         }
         if (count == 0) return;
-        out_.notes.push_back("Megatron has stored " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
-                             " as flattened ranges, for example " + first +
-                             "; the values are given as they are stored");
+        out_.notes.push_back("Megatron has stored " + counted(count, "tensor") + " as flattened ranges, for example " +
+                             first + "; the values are given as they are stored");
     }
 
     /// Returns the shape that a tensor has in the model, from a value of mcore_data.

@@ -314,7 +314,7 @@ private:
             if (names::is_kind(name, names::NameKind::dcp_unfinished))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");
         if (items_.unchecked > 0)
-            notes.push_back(std::to_string(items_.unchecked) + (items_.unchecked == 1 ? " item has" : " items have") +
+            notes.push_back(counted(items_.unchecked, "item has", "items have") +
                             " records without a checksum; if they were saved under skip_data(), these are holes that "
                             "read as zeros");
         note_replicas();
@@ -324,8 +324,7 @@ private:
         const std::size_t count = metadata_.replicas.size();
         if (count == 0) return;
         contents_.notes.push_back(
-            std::to_string(count) +
-            (count == 1 ? " item is a copy of what a lower rank has" : " items are copies of what lower ranks have") +
+            counted(count, "item is a copy of what a lower rank has", "items are copies of what lower ranks have") +
             " saved, too; the lowest rank's are read, and verify compares the others with them");
     }
 

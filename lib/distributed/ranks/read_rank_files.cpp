@@ -389,8 +389,7 @@ void add_differences(StateTree& tree, const RankFileSet& ranks, std::vector<std:
         std::get<StateTree::Dict>(tree[tree.root()]).items.emplace_back(key, own.root());
     }
     if (values > 0)
-        notes.push_back(std::to_string(values) + (values == 1 ? " value of " : " values of ") +
-                        std::to_string(ranks_with) + (ranks_with == 1 ? " rank" : " ranks") +
+        notes.push_back(counted(values, "value of ", "values of ") + counted(ranks_with, "rank") +
                         " differ from those of rank " + std::to_string(ranks.names.rank(0)) + ", for example " +
                         excerpt(first.empty() ? std::string(state::root_name) : first) +
                         (std::holds_alternative<StateTree::Dict>(tree[tree.root()])

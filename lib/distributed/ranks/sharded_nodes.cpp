@@ -44,8 +44,8 @@ std::optional<Value> field_of(const Value& object, std::string_view name, std::s
 
 [[noreturn]] void refuse_dimension(const MeshPlacement& placement, std::size_t rank) {
     throw Error(Errc::piece_outside, "the placement " + to_string(std::span(&placement, 1)) +
-                                         " cuts a dimension that a tensor of " + std::to_string(rank) +
-                                         (rank == 1 ? " dimension" : " dimensions") + " does not have");
+                                         " cuts a dimension that a tensor of " + counted(rank, "dimension") +
+                                         " does not have");
 }
 
 // Placements.

@@ -29,19 +29,6 @@ struct GatherOptions {
     bool optimizer = false;  ///< also the state of the parameters
 };
 
-/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of
-/// parameters. Throws ranks_differ.
-void compare_and_drop(const ModelFile& first, ModelFile& file);
-void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
-
-/// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
-/// and optimizers are not of one run or a file was saved under the name of another rank, and unsupported_layout for
-/// AutoEP. compare_and_drop() must have passed for all files but the first.
-void check_ranks(const RankSet& ranks);
-
-/// Throws ranks_differ if the first files of two model ranks are not of one run and step.
-void compare_sets(const RankSet& first, const RankSet& set);
-
 /// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
 /// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
 /// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.

@@ -16,9 +16,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-std::string elements_text(std::uint64_t count) {
-    return std::to_string(count) + (count == 1 ? " element" : " elements");
-}
+std::string elements_text(std::uint64_t count) { return counted(count, "element"); }
 
 [[noreturn]] void fail(Errc code, const std::string& message, const OptimizerFile& file) {
     throw Error(code, message).with_path(file.file);

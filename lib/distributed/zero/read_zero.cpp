@@ -12,7 +12,7 @@
 #include "distributed/pickles.hpp"
 #include "distributed/zero/keys.hpp"
 #include "distributed/zero/layers.hpp"
-#include "distributed/zero/model_ranks.hpp"
+#include "distributed/zero/one_run.hpp"
 #include "distributed/zero/run.hpp"
 #include "distributed/zero/universal.hpp"
 #include "torch/parts.hpp"

@@ -224,7 +224,7 @@ void add_unlisted(Gathered& out, const Values& values, bool has_models) {
         }
     if (added > 0)
         out.notes.push_back(!has_models ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
-                                        : std::to_string(added) + (added == 1 ? " weight is" : " weights are") +
+                                        : counted(added, "weight is", "weights are") +
                                               " only in fp32.pt, with its shapes and dtypes");
 }
 

@@ -1,15 +1,25 @@
-// The number of model ranks of a run, which files of model states say: whether the files of all of them are there.
+// Checks that the files of all ranks are there, and are of one run: they agree on what every rank writes.
 #pragma once
 
-#include "distributed/zero/zero_file.hpp"
+#include "distributed/zero/gather.hpp"
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
+
+/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of
+/// parameters. Throws ranks_differ.
+void compare_and_drop(const ModelFile& first, ModelFile& file);
+void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
+
+/// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
+/// and optimizers are not of one run or a file was saved under the name of another rank, and unsupported_layout for
+/// AutoEP. compare_and_drop() must have passed for all files but the first.
+void check_ranks(const RankSet& ranks);
+
+/// Throws ranks_differ if the first files of two model ranks are not of one run and step.
+void compare_sets(const RankSet& first, const RankSet& set);
 
 /// The field `checkpoint_parallel_dimensions` of a file of model states. Versions before 0.19 do not write it.
 struct ParallelDegrees {
