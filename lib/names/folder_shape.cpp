@@ -17,6 +17,7 @@
 #include "base/folder.hpp"
 #include "base/json.hpp"
 #include "names/model_names.hpp"
+#include "names/rank_names.hpp"
 
 #include <safemap/error.hpp>
 
@@ -228,82 +229,65 @@ MaybeShape megatron(const FolderNames& names) {
 
 // 7: one file per rank.
 
-/// The files of a set by rank. Two names can give one rank, such as "rank_1.pt" and "rank_01.pt".
-using Ranks = std::multimap<std::uint64_t, std::string>;
-using Sets = std::map<std::string, Ranks>;
-
 /// Returns true for files of ranks of which that of rank 0 is missing: by names that only trainers give, or because all
 /// others are there.
-bool lacks_rank_0(const Sets::value_type& set) {
-    const std::string_view glob = set.first;
+bool lacks_rank_0(const RankSet& set) {
+    const std::string_view glob = set.name.set;
     if (glob == "rank*.pt" || glob == "rank_*.pt" || glob.starts_with("pytorch_model_fsdp") ||
         glob.starts_with("optimizer_"))
         return true;
-    return set.second.size() > 1 && set.second.begin()->first == 1 && set.second.rbegin()->first == set.second.size();
+    const auto& ranks = set.by_rank;
+    return ranks.size() > 1 && ranks.begin()->first == 1 && ranks.rbegin()->first == ranks.size();
 }
 
 /// Returns true if the files are those of ranks. "lora_rank8.pt" is not.
-bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size) {
-    if (world_size) return true;
-    const Ranks& ranks = set.second;
+bool is_set(const RankSet& set) {
+    if (set.name.world_size) return true;
+    const auto& ranks = set.by_rank;
     // Epochs are numbered in the same way, but not from 0 without a gap.
-    if (set.first.starts_with("checkpoint_"))
+    if (set.name.set.starts_with("checkpoint_"))
         return ranks.size() > 1 && ranks.begin()->first == 0 && ranks.rbegin()->first + 1 == ranks.size();
     return ranks.begin()->first == 0 || lacks_rank_0(set);
 }
 
-FileNames files_of(const Ranks& ranks) {
-    FileNames files;
-    for (const auto& file : ranks) files.push_back(file.second);
-    return files;
-}
-
-FolderShape shape_of_set(const Ranks& ranks, const RankedName& one) {
-    FolderShape shape{.kind = ShapeKind::rank_files, .present = files_of(ranks), .set = one.set};
-    if (!one.world_size || ranks.size() >= *one.world_size) {
-        shape.files = shape.present;
-        return shape;
-    }
+FolderShape shape_of_set(const RankSet& set) {
+    FolderShape shape{.kind = ShapeKind::rank_files, .files = set.files(), .present = set.files(), .set = set.name.set};
+    const std::uint64_t ranks = set.name.world_size.value_or(0);
+    if (set.by_rank.size() >= ranks) return shape;
     shape.kind = ShapeKind::ranks_lack;
+    shape.files.clear();
     constexpr std::size_t most = 8;
-    for (std::uint64_t rank = 0; rank < *one.world_size && shape.files.size() < most; ++rank)
-        if (!ranks.contains(rank)) shape.files.push_back(file_in_set(one.set, rank));
+    for (std::uint64_t rank = 0; rank < ranks && shape.files.size() < most; ++rank)
+        if (!set.by_rank.contains(rank)) shape.files.push_back(file_in_set(shape.set, rank));
     return shape;
 }
 
 /// Returns the shape of files of ranks. If `listed`, the caller has named the files, so that several of one set are
 /// files of ranks even without that of rank 0.
 MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
-    Sets sets;
-    std::map<std::string, RankedName> first;
-    for (const std::string& file : names)
-        if (auto one = rank_file(file)) {
-            sets[one->set].emplace(one->rank, file);
-            first.emplace(one->set, *one);
-        }
-    std::erase_if(sets, [&](const auto& set) {
-        return !(listed && set.second.size() > 1) && !is_set(set, first.at(set.first).world_size);
+    std::map<std::string, RankSet> sets = rank_sets(names);
+    std::erase_if(sets, [&](const auto& each) {
+        return !(listed && each.second.by_rank.size() > 1) && !is_set(each.second);
     });
-    const auto holds_state = [&](const auto& set) { return is_training_state(first.at(set.first)); };
+    const auto holds_state = [](const auto& each) { return is_training_state(each.second.name); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;
+    if (sets.size() == 1) return shape_of_set(sets.begin()->second);
     FileNames globs;
-    for (const auto& set : sets) globs.push_back(set.first);
-    if (sets.size() == 1) return shape_of_set(sets.begin()->second, first.at(globs.front()));
+    for (const auto& each : sets) globs.push_back(each.first);
     const auto pair = model_and_optimizer(globs);
     if (!pair) return several(std::move(globs), Several::rank_sets);
-    FolderShape shape = shape_of_set(sets.at(pair->model), first.at(pair->model));
-    shape.optimizer = files_of(sets.at(pair->optimizer));
+    FolderShape shape = shape_of_set(sets.at(pair->model));
+    shape.optimizer = sets.at(pair->optimizer).files();
     return shape;
 }
 
 /// Returns the folder of DCP with the optimizer of a set of rank files. accelerate writes `optimizer_0/` beside
 /// `pytorch_model_fsdp_rank*.bin`, whose model is a LOCAL_STATE_DICT.
-std::string optimizer_beside(const FolderNames& names, const std::string& file) {
-    const auto one = rank_file(file);
-    const std::size_t rank = one ? one->set.rfind("_rank*") : std::string::npos;
+std::string optimizer_beside(const FolderNames& names, const std::string& set) {
+    const std::size_t rank = set.rfind("_rank*");
     if (rank == std::string::npos) return {};
-    const std::string stem = one->set.substr(0, rank);
+    const std::string stem = set.substr(0, rank);
     for (std::size_t i = 0; i < names.below.size(); ++i) {
         const auto pair = model_and_optimizer({stem, names.folders[i]});
         if (pair && pair->optimizer == names.folders[i] && dcp(names.below[i])) return names.folders[i];
@@ -314,7 +298,7 @@ std::string optimizer_beside(const FolderNames& names, const std::string& file) 
 MaybeShape rank_files(const FolderNames& names) {
     MaybeShape shape = shape_of_ranks(names.files, false);
     if (shape && shape->kind == ShapeKind::rank_files && shape->optimizer.empty())
-        shape->optimizer_inside = optimizer_beside(names, shape->files.front());
+        shape->optimizer_inside = optimizer_beside(names, shape->set);
     return shape;
 }
 
@@ -430,11 +414,13 @@ MaybeShape first_module(const FolderNames& names) {
     return FolderShape{.kind = ShapeKind::folder, .files = {*first}, .others = std::move(models)};
 }
 
-/// Reads a small file of JSON. Returns nothing if it is not JSON.
-std::optional<json::Value> read_list(const Source& list, std::string_view name) {
+/// Reads a small file of JSON. Returns nothing if the folder does not have it, or if it is not JSON.
+std::optional<json::Value> read_list(const Folder& folder, const FileNames& files, std::string_view name) {
     constexpr std::uint64_t longest = 1 << 20;
+    const auto list = has(files, name) ? folder.open(name) : nullptr;
+    if (!list) return std::nullopt;
     try {
-        return json::parse(json::read_text(list, longest, Errc::index_not_json, name), Errc::index_not_json);
+        return json::parse(json::read_text(*list, longest, Errc::index_not_json, name), Errc::index_not_json);
     } catch (const Error& error) {
         if (error.code() != Errc::index_not_json) throw;
         return std::nullopt;
@@ -443,8 +429,7 @@ std::optional<json::Value> read_list(const Source& list, std::string_view name) 
 
 /// Returns the folders of the modules of sentence-transformers, in their order:
 /// [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}].
-FileNames modules_in(const Source& list) {
-    const auto root = read_list(list, module_list);
+FileNames modules_in(const std::optional<json::Value>& root) {
     FileNames modules;
     if (!root || root->array() == nullptr) return modules;
     for (const json::Value& module : *root->array()) {
@@ -456,7 +441,7 @@ FileNames modules_in(const Source& list) {
 
 /// Returns the components of a pipeline that have weights, by the names of their classes:
 /// {"unet": ["diffusers", "UNet2DConditionModel"], "scheduler": ["diffusers", "PNDMScheduler"]}.
-FileNames components_in(const Source& list) {
+FileNames components_in(const std::optional<json::Value>& root) {
     // Words of classes, which a program may choose itself, and of the names that pipelines give to the components.
     constexpr std::string_view without_weights[] = {"Scheduler", "Tokenizer", "Processor", "FeatureExtractor",
                                                     "scheduler", "tokenizer", "processor", "feature_extractor"};
@@ -470,7 +455,6 @@ FileNames components_in(const Source& list) {
         return name != nullptr && has_weights(*name);
     };
     FileNames components;
-    const auto root = read_list(list, pipeline_list);
     if (!root || root->object() == nullptr) return components;
     for (const json::Member& member : *root->object())
         if (!member.key.starts_with('_') && has_weights(member.key) && is_class_of_weights(member.value))
@@ -577,14 +561,6 @@ FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
     return heads;
 }
 
-std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files) {
-    if (one.world_size) return *one.world_size;
-    return static_cast<std::uint64_t>(std::count_if(files.begin(), files.end(), [&one](const std::string& file) {
-        const auto other = rank_file(file);
-        return other && other->set == one.set;
-    }));
-}
-
 FolderShape shape_of_dcp(const FolderNames& names, std::string_view file) {
     if (file == ".metadata") return {.kind = ShapeKind::dcp, .files = {".metadata"}};
     return {.kind = ShapeKind::dcp, .files = of_kind(names.files, NameKind::dcp_rank_metadata)};
@@ -639,10 +615,8 @@ FolderNames names_in(const Folder& folder) {
     follow_link(folder, "latest", names.latest, names);
     follow_link(folder, "latest_universal", names.latest_universal, names);
     names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
-    if (has(names.files, pipeline_list))
-        if (const auto list = folder.open(pipeline_list)) names.listed_components = components_in(*list);
-    if (has(names.files, module_list))
-        if (const auto list = folder.open(module_list)) names.listed_modules = modules_in(*list);
+    names.listed_components = components_in(read_list(folder, names.files, pipeline_list));
+    names.listed_modules = modules_in(read_list(folder, names.files, module_list));
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());

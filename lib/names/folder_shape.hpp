@@ -116,7 +116,4 @@ FolderNames names_in(const Folder& folder);
 /// Returns the safetensors indexes of a folder. Without an index, returns `STEM.safetensors` if it exists.
 FileNames safetensors_heads(const FileNames& files, std::string_view stem = "model");
 
-/// Returns the world size in the file's name. Without one, returns the number of `files` in its set.
-std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files);
-
 }  // namespace safemap::SAFEMAP_ABI::names

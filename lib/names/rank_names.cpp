@@ -2,32 +2,37 @@
 #include "names/rank_names.hpp"
 
 #include "base/text.hpp"
-#include "names/file_names.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::names {
 
 namespace {
 
-/// Returns the names' common set and their ranks; nothing if a name gives no rank, or another set.
-std::optional<std::vector<RankedName>> parsed(const std::vector<std::string>& files) {
-    std::vector<RankedName> found;
-    for (const std::string& file : files) {
-        auto one = rank_file(file);
-        if (!one || (!found.empty() && one->set != found.front().set)) return std::nullopt;
-        found.push_back(*std::move(one));
-    }
-    return found;
-}
-
 std::string ranks_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
 
 }  // namespace
+
+FileNames RankSet::files() const {
+    FileNames files;
+    for (const auto& one : by_rank) files.push_back(one.second);
+    return files;
+}
+
+std::map<std::string, RankSet> rank_sets(const FileNames& names) {
+    std::map<std::string, RankSet> sets;
+    for (const std::string& file : names)
+        if (const auto name = rank_file(file))
+            sets.try_emplace(name->set, RankSet{.name = *name}).first->second.by_rank.emplace(name->rank, file);
+    return sets;
+}
+
+std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files) {
+    return one.world_size ? *one.world_size : rank_sets(files)[one.set].by_rank.size();
+}
 
 void MissingNames::add(std::string name) {
     if (!is_full()) names_.push_back(std::move(name));
@@ -41,20 +46,16 @@ std::string MissingNames::text() const {
 }
 
 RankNames::RankNames(std::vector<std::string> files) : files_(std::move(files)) {
-    std::vector<std::size_t> order(files_.size());
-    std::iota(order.begin(), order.end(), 0);
-    if (auto names = parsed(files_); names && !names->empty()) {
-        std::stable_sort(order.begin(), order.end(),
-                         [&](std::size_t a, std::size_t b) { return (*names)[a].rank < (*names)[b].rank; });
-        for (const std::size_t i : order) ranks_.push_back((*names)[i].rank);
-        set_ = names->front().set;
-        world_size_ = names->front().world_size;
+    const std::map<std::string, RankSet> sets = rank_sets(files_);
+    if (sets.size() == 1 && sets.begin()->second.by_rank.size() == files_.size()) {
+        const RankSet& set = sets.begin()->second;
+        set_ = set.name.set;
+        world_size_ = set.name.world_size;
+        for (const auto& one : set.by_rank) ranks_.push_back(one.first);
+        files_ = set.files();
     } else {
-        ranks_.assign(order.begin(), order.end());
+        for (std::size_t i = 0; i < files_.size(); ++i) ranks_.push_back(i);
     }
-    std::vector<std::string> sorted;
-    for (const std::size_t i : order) sorted.push_back(std::move(files_[i]));
-    files_ = std::move(sorted);
     for (std::size_t i = 0; i < files_.size(); ++i) {
         if (places_.emplace(ranks_[i], i).second) continue;
         throw Error(Errc::rank_repeated, "the names of two files give rank " + std::to_string(ranks_[i]) + ": " +

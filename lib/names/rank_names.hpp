@@ -1,9 +1,10 @@
 // The files of a set by the ranks that their names give, and messages about ranks that are missing.
 #pragma once
 
-#include <safemap/api.hpp>
+#include "names/file_names.hpp"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,18 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::names {
+
+/// The files of ranks that differ in the number of the rank alone.
+struct RankSet {
+    RankedName name;                                         ///< that of one of them
+    std::multimap<std::uint64_t, std::string> by_rank = {};  ///< "rank_1.pt" and "rank_01.pt" are of one rank
+
+    FileNames files() const;
+};
+/// Returns the sets of rank files among these names, by their globs.
+std::map<std::string, RankSet> rank_sets(const FileNames& names);
+/// Returns the world size in the file's name. Without one, returns the number of `files` in its set.
+std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files);
 
 /// The names of missing files, for one message.
 class MissingNames {

@@ -107,17 +107,6 @@ void require_all(const ZeroFiles& files, const Folder* folder) {
                                         " missing: " + missing.text() + std::string(files.models.empty() ? hint : ""));
 }
 
-std::vector<ZeroFile> ZeroFiles::*list_of(NameKind kind) {
-    switch (kind) {
-        case NameKind::zero_optimizer: return &ZeroFiles::optimizers;
-        case NameKind::zero_expert: return &ZeroFiles::experts;
-        case NameKind::zero_expert_optimizer: return &ZeroFiles::expert_optimizers;
-        case NameKind::zero_layer:
-        case NameKind::zero_shared_layer: return &ZeroFiles::layers;
-        default: return &ZeroFiles::models;
-    }
-}
-
 ZeroFiles sorted(const FileNames& files, const Folder* folder) {
     ZeroFiles found;
     for (const std::string& file : files) {
@@ -127,7 +116,11 @@ ZeroFiles sorted(const FileNames& files, const Folder* folder) {
             throw Error(Errc::world_mismatch, "a number in the name of the file " + excerpt(file) + " is above " +
                                                   std::to_string(largest_zero_number) + ", which no run has");
         found.ranked_models = found.ranked_models || name->kind == NameKind::zero_ranked_model;
-        std::vector<ZeroFile>& kind = found.*list_of(name->kind);
+        auto& kind = name->kind == NameKind::zero_optimizer          ? found.optimizers
+                     : name->kind == NameKind::zero_expert           ? found.experts
+                     : name->kind == NameKind::zero_expert_optimizer ? found.expert_optimizers
+                     : name->kind >= NameKind::zero_layer            ? found.layers
+                                                                     : found.models;
         kind.push_back({file, *std::move(name)});
     }
     for (auto* kind : {&found.models, &found.optimizers, &found.experts, &found.expert_optimizers, &found.layers})

@@ -163,11 +163,7 @@ void find_shards(Located& found, std::uint64_t max_header_bytes) {
     FolderShape& shape = found.shape;
     const bool indexed = shape.finished && shape.kind != ShapeKind::shards;
     if (indexed || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
-    FileNames candidates;
-    for (const std::string& name : found.names.files)
-        if (names::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
-    if (candidates.size() < 2) return;
-    FileNames shards = safetensors::shard_files(*found.folder, candidates, max_header_bytes);
+    FileNames shards = safetensors::shard_files(*found.folder, found.names.files, max_header_bytes);
     if (shards.empty()) return;
     shape = {.kind = ShapeKind::hf_shards, .files = std::move(shards)};
     for (const std::string& name : found.names.files)

@@ -4,6 +4,7 @@
 #include "io/folder.hpp"
 #include "io/glob.hpp"
 #include "names/model_names.hpp"
+#include "names/rank_names.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/listed_files.hpp"

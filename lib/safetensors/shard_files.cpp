@@ -52,13 +52,14 @@ std::vector<std::string> wholes_in(const Header& header, const std::string& info
 
 }  // namespace
 
-std::vector<std::string> shard_files(const Folder& folder, std::span<const std::string> files,
+std::vector<std::string> shard_files(const Folder& folder, std::vector<std::string> files,
                                      std::uint64_t max_header_bytes) {
     std::vector<std::string> shards;
     std::unordered_map<std::string, std::size_t, NameHash> owner;  // number of the file that was first
     bool shared = false;
+    std::erase_if(files, [](const std::string& file) { return file.starts_with('.') || !file.ends_with(".safetensors"); });
+    if (files.size() < 2) return {};
     for (const std::string& file : files) {
-        if (file.starts_with('.') || !file.ends_with(".safetensors")) continue;
         const Header header = header_of(folder, file, max_header_bytes);
         const std::string* const info = info_in(header);
         if (info == nullptr) continue;

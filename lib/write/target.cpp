@@ -37,10 +37,9 @@ void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, 
     for (const std::string& name : all) {
         if (names::has(files, name)) continue;
         if (names::shard_file(name)) files.push_back(name);
-        else if (names::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
+        else others.push_back(name);
     }
-    if (others.size() < 2) return;
-    for (std::string& name : safetensors::shard_files(folder, others, max_header_bytes))
+    for (std::string& name : safetensors::shard_files(folder, std::move(others), max_header_bytes))
         files.push_back(std::move(name));
 }
 

@@ -1,6 +1,7 @@
 // Tests which kind of checkpoint a folder holds, from lists of names. Folders that trainers wrote are in
 // tests/interop/training_folders.py.
 #include "names/folder_shape.hpp"
+#include "names/rank_names.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
