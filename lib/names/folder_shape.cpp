@@ -266,9 +266,8 @@ FolderShape shape_of_set(const RankSet& set) {
 /// files of ranks even without that of rank 0.
 MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     std::map<std::string, RankSet> sets = rank_sets(names);
-    std::erase_if(sets, [&](const auto& each) {
-        return !(listed && each.second.by_rank.size() > 1) && !is_set(each.second);
-    });
+    std::erase_if(
+        sets, [&](const auto& each) { return !(listed && each.second.by_rank.size() > 1) && !is_set(each.second); });
     const auto holds_state = [](const auto& each) { return is_training_state(each.second.name); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;

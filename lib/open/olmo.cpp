@@ -6,11 +6,10 @@
 #include "base/text.hpp"
 #include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"
-#include "state/walk.hpp"
+#include "state/path_tree.hpp"
 #include "torch/plain.hpp"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -77,47 +76,21 @@ std::optional<std::vector<Name>> parsed_names(const std::vector<LazyTensor>& ten
     return names.empty() ? std::nullopt : std::optional(std::move(names));
 }
 
-/// The tree of dictionaries that keys lead through.
-class Tree {
-public:
-    Tree() { tree_.set_root(tree_.add(StateTree::Dict{})); }
-
-    /// Adds the path of a name and returns the node of its value. Returns nothing if another name ends at a node of the
-    /// path, or leads through its last node.
-    std::optional<NodeId> place(const Name& name) {
-        NodeId at = tree_.root();
-        for (std::size_t i = 0; i < name.keys.size(); ++i) {
-            const bool last = i + 1 == name.keys.size();
-            const auto [entry, fresh] = places_.try_emplace({at, name.keys[i]}, StateTree::no_node);
-            if (!fresh && (last || !std::holds_alternative<StateTree::Dict>(tree_[entry->second]))) return std::nullopt;
-            if (fresh) entry->second = add(at, name.keys[i], last);
-            at = entry->second;
+/// Adds the path of a name to a tree and returns the node of its value. Returns no_node if another name ends at a node
+/// of the path, or leads through its last node.
+NodeId place_of(const Name& name, state::PathTree& tree) {
+    NodeId at = tree.root();
+    for (std::size_t i = 0; i < name.keys.size(); ++i) {
+        const NodeId key = std::visit([&](const auto& value) { return tree.key(value); }, name.keys[i]);
+        if (i + 1 == name.keys.size()) {
+            const NodeId value = tree.add(StateTree::None{});
+            return tree.put(at, key, value) ? value : StateTree::no_node;
         }
-        return at;
+        at = tree.dict_below(at, key);
+        if (!std::holds_alternative<StateTree::Dict>(tree.tree()[at])) break;
     }
-
-    void put(NodeId at, StateTree::Node node) { tree_[at] = std::move(node); }
-    void graft(NodeId at, StateTree part) {
-        std::vector<NodeId> numbers(part.size());
-        for (NodeId id = 0; id < part.size(); ++id) numbers[id] = id == part.root() ? at : tree_.add(StateTree::None{});
-        for (NodeId id = 0; id < part.size(); ++id) {
-            state::for_each_child(part[id], [&](NodeId& child) { child = numbers[child]; });
-            tree_[numbers[id]] = std::move(part[id]);
-        }
-    }
-    StateTree take() { return std::move(tree_); }
-
-private:
-    NodeId add(NodeId parent, const Key& key, bool last) {
-        const NodeId name = std::visit([this](const auto& value) { return tree_.add(value); }, key);
-        const NodeId value = tree_.add(last ? StateTree::Node(StateTree::None{}) : StateTree::Dict{});
-        std::get<StateTree::Dict>(tree_[parent]).items.emplace_back(name, value);
-        return value;
-    }
-
-    StateTree tree_;
-    std::map<std::pair<NodeId, Key>, NodeId> places_;
-};
+    return StateTree::no_node;
+}
 
 StateTree unpickled(const LazyTensor& tensor, const OpenOptions& options, Contents& contents) {
     if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value is not U8");
@@ -138,21 +111,23 @@ StateTree unpickled(const LazyTensor& tensor, const OpenOptions& options, Conten
 void take_olmo_names(Contents& contents, const OpenOptions& options) {
     const auto names = parsed_names(contents.tensors);
     if (!names) return;
-    Tree tree;
+    state::PathTree tree;
     std::vector<NodeId> places;
     for (const Name& name : *names) {
-        const auto place = tree.place(name);
-        if (!place) return;
-        places.push_back(*place);
+        places.push_back(place_of(name, tree));
+        if (places.back() == StateTree::no_node) return;
     }
     for (std::size_t i = 0; i < places.size(); ++i) {
         const LazyTensor& tensor = contents.tensors[i];
         if (!(*names)[i].pickled) {
-            tree.put(places[i], StateTree::Tensor{.tensor = tensor.renamed({})});
+            tree.tree()[places[i]] = StateTree::Tensor{.tensor = tensor.renamed({})};
             continue;
         }
         try {
-            tree.graft(places[i], unpickled(tensor, options, contents));
+            StateTree value = unpickled(tensor, options, contents);
+            const NodeId root = value.root();
+            const NodeId moved = root + tree.graft(std::move(value));
+            tree.tree()[places[i]] = StateTree::Node(tree.tree()[moved]);
         } catch (Error& error) {
             if (error.code() == Errc::unknown_global || remedy(error.code()) != Remedy::reject_data)
                 throw std::move(error.with_tensor(tensor.name()));
@@ -162,7 +137,8 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
         }
     }
     // From here on, the tensors have the names that a `.pt` with this tree gives them.
-    state::set_tree(contents, tree.take());
+    const StateTree all = tree.take();
+    state::set_tree(contents, all.subtree(all.root()));
     contents.notes.emplace_back("names are base64 pickles, as OLMo writes; they were decoded to paths");
 }
 

@@ -57,7 +57,8 @@ std::vector<std::string> shard_files(const Folder& folder, std::vector<std::stri
     std::vector<std::string> shards;
     std::unordered_map<std::string, std::size_t, NameHash> owner;  // number of the file that was first
     bool shared = false;
-    std::erase_if(files, [](const std::string& file) { return file.starts_with('.') || !file.ends_with(".safetensors"); });
+    std::erase_if(files,
+                  [](const std::string& file) { return file.starts_with('.') || !file.ends_with(".safetensors"); });
     if (files.size() < 2) return {};
     for (const std::string& file : files) {
         const Header header = header_of(folder, file, max_header_bytes);

@@ -86,7 +86,7 @@ public:
 
 private:
     struct Open {
-        std::size_t path_size;  // the container’s own path ends there
+        std::size_t path_size;  // its length before the segments of children
         Container container;
     };
 

@@ -4,7 +4,6 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "state/walk.hpp"
 
 #include <safemap/error.hpp>
 
@@ -27,23 +26,17 @@ constexpr std::uint64_t places_per_step = 64;
     throw Error(Errc::field_missing, "the path of planner_data has the step " + step + " into " + std::string(found));
 }
 
+[[noreturn]] void refuse_repeated() {
+    throw Error(Errc::duplicate_name, "planner_data has two values at the path of this one");
+}
+
 }  // namespace
 
-std::size_t DcpTree::KeyHash::operator()(const Key& key) const noexcept {
-    const std::uint32_t numbers[] = {key.dict, key.text};
-    return name_hash({reinterpret_cast<const char*>(numbers), sizeof(numbers)});
-}
-
 DcpTree::DcpTree(const DcpMetadata& metadata)
-    : metadata_(metadata), places_left_(least_places + places_per_step * metadata.steps.size()) {
-    tree_.set_root(tree_.add(StateTree::Dict{}));
-    none_ = tree_.add(StateTree::None{});
-}
-
-bool DcpTree::is_container(NodeId id) const {
-    return !names_.contains(id) && (std::holds_alternative<StateTree::Dict>(tree_[id]) ||
-                                    std::holds_alternative<StateTree::Sequence>(tree_[id]));
-}
+    : metadata_(metadata),
+      none_(tree_.add(StateTree::None{})),
+      keys_(metadata.texts.size(), StateTree::no_node),
+      places_left_(least_places + places_per_step * metadata.steps.size()) {}
 
 void DcpTree::add(const DcpEntry& entry, LazyTensor tensor) {
     about_tensor(entry.name, [&] { place(entry, tree_.add(StateTree::Tensor{.tensor = std::move(tensor)})); });
@@ -58,19 +51,15 @@ void DcpTree::add(const DcpEntry& entry, std::uint32_t object, std::vector<State
 
 /// Moves all nodes of a tree to this one, and returns the number of its root.
 NodeId DcpTree::moved(StateTree tree) {
-    const auto base = static_cast<NodeId>(tree_.size());
-    for (NodeId id = 0; id < tree.size(); ++id) {
-        state::for_each_child(tree[id], [base](NodeId& child) { child += base; });
-        tree_.add(std::move(tree[id]));
-    }
-    return base + tree.root();
+    const NodeId root = tree.root();
+    return root + tree_.graft(std::move(tree));
 }
 
 void DcpTree::place(const DcpEntry& entry, NodeId leaf) {
     // An object that is in two places is named after the first.
     names_.try_emplace(leaf, entry.name);
     const auto path = metadata_.path(entry);
-    if (path.empty()) return put(tree_.root(), {.text = number_of(entry.name)}, leaf);
+    if (path.empty()) return tree_.put(tree_.root(), entry.name, leaf) ? void() : refuse_repeated();
     NodeId container = tree_.root();
     for (std::size_t i = 0; i + 1 < path.size(); ++i) container = container_below(container, path[i], path[i + 1]);
     put(container, path.back(), leaf);
@@ -88,42 +77,37 @@ NodeId DcpTree::container_below(NodeId container, const DcpStep& step, const Dcp
         const NodeId below = made();
         return item(container, step.place) = below;
     }
-    const auto [known, unmet] = values_.try_emplace(Key{container, step.text}, none_);
-    if (unmet) {
-        const NodeId below = made();
-        known->second = below;
-        add_entry(container, text_of(step.text), below);
-    }
-    return known->second;
+    const NodeId name = key(step);
+    NodeId below = tree_.find(container, name);
+    if (below == StateTree::no_node) tree_.put(container, name, below = made());
+    return below;
 }
 
 /// Returns the kind of a container. Throws if it is a value, or if the step is not one into its kind.
 DcpTree::Kind DcpTree::require_kind(NodeId container, const DcpStep& step) const {
-    const std::string text =
-        step.text == DcpStep::no_text ? std::to_string(step.place) : safemap::quoted(text_of(step.text));
-    if (!is_container(container)) refuse_step(text, "a value");
-    const bool in_list = std::holds_alternative<StateTree::Sequence>(tree_[container]);
-    if (in_list != (step.text == DcpStep::no_text)) refuse_step(text, in_list ? "a list" : "a dictionary");
+    const bool is_place = step.text == DcpStep::no_text;
+    const std::string text = is_place ? std::to_string(step.place) : safemap::quoted(metadata_.texts[step.text]);
+    const StateTree::Node& node = tree_.tree()[container];
+    const bool in_list = std::holds_alternative<StateTree::Sequence>(node);
+    if (names_.contains(container) || !(in_list || std::holds_alternative<StateTree::Dict>(node)))
+        refuse_step(text, "a value");
+    if (in_list != is_place) refuse_step(text, in_list ? "a list" : "a dictionary");
     return in_list ? Kind::list : Kind::dictionary;
 }
 
 void DcpTree::put(NodeId container, const DcpStep& step, NodeId leaf) {
-    const auto refuse = [] {
-        throw Error(Errc::duplicate_name, "planner_data has two values at the path of this one");
-    };
     if (require_kind(container, step) == Kind::list) {
         NodeId& place = item(container, step.place);
-        if (place != none_) refuse();
+        if (place != none_) refuse_repeated();
         place = leaf;
         return;
     }
-    if (!values_.try_emplace(Key{container, step.text}, leaf).second) refuse();
-    add_entry(container, text_of(step.text), leaf);
+    if (!tree_.put(container, key(step), leaf)) refuse_repeated();
 }
 
 /// Returns the item at a place of a list, which grows with None.
 NodeId& DcpTree::item(NodeId list, std::int64_t place) {
-    auto& items = std::get<StateTree::Sequence>(tree_[list]).items;
+    auto& items = std::get<StateTree::Sequence>(tree_.tree()[list]).items;
     if (place < 0) refuse_step(std::to_string(place), "a list");
     const auto index = static_cast<std::uint64_t>(place);
     if (index >= items.size()) {
@@ -136,36 +120,18 @@ NodeId& DcpTree::item(NodeId list, std::int64_t place) {
     return items[index];
 }
 
-void DcpTree::add_entry(NodeId dict, std::string_view key, NodeId value) {
-    const NodeId name = tree_.add(std::string(key));
-    std::get<StateTree::Dict>(tree_[dict]).items.emplace_back(name, value);
-}
-
-/// Returns the number of a text that is a key of the root without being a step.
-std::uint32_t DcpTree::number_of(std::string_view text) {
-    if (texts_.empty())
-        for (std::uint32_t i = 0; i < metadata_.texts.size(); ++i) texts_.emplace(metadata_.texts[i], i);
-    const auto next = static_cast<std::uint32_t>(metadata_.texts.size() + more_texts_.size());
-    const auto [known, unmet] = texts_.try_emplace(text, next);
-    if (unmet) more_texts_.push_back(text);
-    return known->second;
-}
-
-std::string_view DcpTree::text_of(std::uint32_t number) const {
-    const std::size_t own = metadata_.texts.size();
-    return number < own ? std::string_view(metadata_.texts[number]) : more_texts_[number - own];
+NodeId DcpTree::key(const DcpStep& step) {
+    NodeId& known = keys_[step.text];
+    if (known == StateTree::no_node) known = tree_.key(metadata_.texts[step.text]);
+    return known;
 }
 
 std::string DcpTree::add(std::string_view key, StateTree tree) {
-    const auto& items = std::get<StateTree::Dict>(tree_[tree_.root()]).items;
-    const auto is_taken = [&](const std::string& name) {
-        return std::any_of(items.begin(), items.end(),
-                           [&](const auto& item) { return std::get<std::string>(tree_[item.first]) == name; });
-    };
     std::string free(key);
-    for (int number = 2; is_taken(free); ++number) free = std::string(key) + '.' + std::to_string(number);
+    const auto is_taken = [&] { return tree_.find(tree_.root(), tree_.key(free)) != StateTree::no_node; };
+    for (int number = 2; is_taken(); ++number) free = std::string(key) + '.' + std::to_string(number);
     const NodeId root = moved(std::move(tree));
-    add_entry(tree_.root(), free, root);
+    tree_.put(tree_.root(), free, root);
     names_.try_emplace(root, free);
     return free;
 }

@@ -1,8 +1,8 @@
 // The nested state dict of a DCP checkpoint, as torch's set_element() builds it from the paths of planner_data.
 #pragma once
 
-#include "base/name_index.hpp"
 #include "distributed/dcp/dcp_metadata.hpp"
+#include "state/path_tree.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/state_tree.hpp>
@@ -32,22 +32,12 @@ public:
     std::string add(std::string_view key, StateTree tree);
 
     /// Returns the tree. Nothing may be added afterwards.
-    StateTree take() { return std::move(tree_); }
+    StateTree take() { return tree_.take(); }
     /// Returns the names of the tensors and objects that were added, by node.
     const std::unordered_map<StateTree::NodeId, std::string>& names() const noexcept { return names_; }
 
 private:
     using NodeId = StateTree::NodeId;
-    /// A dictionary and the number of the text that is a key of it.
-    struct Key {
-        NodeId dict;
-        std::uint32_t text;
-        friend bool operator==(const Key&, const Key&) = default;
-    };
-    struct KeyHash {
-        std::size_t operator()(const Key& key) const noexcept;
-    };
-
     enum class Kind : std::uint8_t { dictionary, list };
 
     NodeId moved(StateTree tree);
@@ -56,20 +46,15 @@ private:
     Kind require_kind(NodeId container, const DcpStep& step) const;
     void put(NodeId container, const DcpStep& step, NodeId leaf);
     NodeId& item(NodeId list, std::int64_t place);
-    void add_entry(NodeId dict, std::string_view key, NodeId value);
-    std::uint32_t number_of(std::string_view text);
-    std::string_view text_of(std::uint32_t number) const;
-    bool is_container(NodeId id) const;
+    NodeId key(const DcpStep& step);
 
     const DcpMetadata& metadata_;
-    StateTree tree_;
+    state::PathTree tree_ = {};
     NodeId none_;
     std::unordered_map<StateTree::NodeId, std::string> names_ = {};
-    std::unordered_map<Key, NodeId, KeyHash> values_ = {};
-    std::unordered_map<std::string_view, std::uint32_t, NameHash> texts_ = {};  ///< numbers of texts, made when needed
-    std::unordered_map<std::uint32_t, NodeId> objects_ = {};                    ///< objects that are in the tree
-    std::vector<std::string_view> more_texts_ = {};  ///< names that are keys, and are not in DcpMetadata::texts
-    std::uint64_t places_left_;                      ///< places in lists that may still be made
+    std::vector<NodeId> keys_;                                ///< by number of the text; no_node until it is a key
+    std::unordered_map<std::uint32_t, NodeId> objects_ = {};  ///< objects that are in the tree
+    std::uint64_t places_left_;                               ///< places in lists that may still be made
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "lazy/whole.hpp"
 #include "state/names.hpp"
+#include "state/path_tree.hpp"
 
 #include <safemap/error.hpp>
 
@@ -331,12 +332,9 @@ StateTree parameters_of_chunks(const RankFileSet& set, const RankTensors& tensor
         check_sizes(manifest, layer, "frozen chunk", said.frozen.size, values);
         add_chunked(manifest, said.frozen, chunks_in(values, 0), tensors.sources(), named);
     }
-    StateTree out;
-    StateTree::Dict dict;
-    for (auto& [name, tensor] : named)
-        dict.items.emplace_back(out.add(name), out.add(StateTree::Tensor{.tensor = tensor.renamed({})}));
-    out.set_root(out.add(std::move(dict)));
-    return out;
+    state::PathTree out;
+    for (const auto& [name, tensor] : named) out.put(out.root(), name, out.add_tensor(tensor));
+    return out.take();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

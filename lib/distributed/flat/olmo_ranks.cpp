@@ -8,13 +8,13 @@
 #include "distributed/agree.hpp"
 #include "distributed/values.hpp"
 #include "lazy/whole.hpp"
+#include "state/path_tree.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -186,18 +186,13 @@ StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks) {
                 dtypes[one.parameter] = handle.data.dtype();
             }
         }
-    StateTree tree;
-    StateTree::Dict dict;
-    std::unordered_map<std::string_view, std::size_t> seen;
+    state::PathTree tree;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (!seen.emplace(parameters[i].name, i).second)
+        const LazyTensor tensor = whole(parameters[i].name, dtypes[i], parameters[i].shape, parts[i], sources);
+        if (!tree.put(tree.root(), parameters[i].name, tree.add_tensor(tensor)))
             throw Error(Errc::field_missing, "two parameters have the name " + safemap::quoted(parameters[i].name));
-        LazyTensor tensor = whole(parameters[i].name, dtypes[i], parameters[i].shape, parts[i], sources);
-        dict.items.emplace_back(tree.add(parameters[i].name),
-                                tree.add(StateTree::Tensor{.tensor = tensor.renamed({})}));
     }
-    tree.set_root(tree.add(std::move(dict)));
-    return tree;
+    return tree.take();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

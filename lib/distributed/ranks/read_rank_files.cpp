@@ -18,6 +18,7 @@
 #include "distributed/ranks/tree_values.hpp"
 #include "names/folder_shape.hpp"
 #include "state/names.hpp"
+#include "state/path_tree.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -307,53 +308,30 @@ void set_mesh(TrainingLayout& layout, const RankFileSet& ranks) {
     layout.mesh_names = found->names;
 }
 
-/// Builds the dictionary of one rank's values.
-class Differences {
-public:
-    explicit Differences(StateTree& tree) : tree_(tree), root_(tree.add(StateTree::Dict())) {}
-
-    NodeId root() const noexcept { return root_; }
-    void add(const RankShare& share) {
-        TreeCopy copy(share.objects, tree_);
-        for (const auto& [path, node, key] : share.different) {
-            const NodeId value = copy.copy(node);
-            const std::size_t slash = path.rfind('/');
-            const NodeId parent = slash == path.npos ? root_ : dict_at(path.substr(0, slash));
-            if (key == StateTree::no_node) {
-                put(parent, path.substr(slash + 1), value);  // npos + 1 is 0
-                continue;
-            }
-            const NodeId own_key = copy.copy(key);  // the tree grows
-            std::get<StateTree::Dict>(tree_[parent]).items.emplace_back(own_key, value);
-        }
-    }
-
-private:
-    /// Returns the dictionary at a path. Adds those on the path that are missing.
-    NodeId dict_at(const std::string& path) {
-        NodeId parent = root_;
-        for (std::size_t begin = 0; begin <= path.size();) {
-            const std::size_t end = std::min(path.find('/', begin), path.size());
-            const auto [found, fresh] = dicts_.try_emplace(path.substr(0, end), StateTree::no_node);
-            if (fresh) {
-                found->second = tree_.add(StateTree::Dict());
-                put(parent, path.substr(begin, end - begin), found->second);
-            }
-            parent = found->second;
-            begin = end + 1;
-        }
-        return parent;
-    }
-    void put(NodeId parent, const std::string& segment, NodeId value) {
+/// Builds the dictionary of the values of one rank that differ. Returns its node.
+NodeId dict_of_differences(state::PathTree& tree, const RankShare& share) {
+    const NodeId root = tree.add(StateTree::Dict{});
+    std::unordered_map<std::string, NodeId> other_keys;  // neither texts nor integers, by their segments
+    const auto key_of = [&](const std::string& segment) {
         auto key = state::key_of(segment);
-        const NodeId name = tree_.add(key ? *std::move(key) : StateTree::Node(segment));
-        std::get<StateTree::Dict>(tree_[parent]).items.emplace_back(name, value);
+        if (!key) return tree.key(segment);
+        if (const auto* const text = std::get_if<std::string>(&*key)) return tree.key(*text);
+        if (const auto* const number = std::get_if<std::int64_t>(&*key)) return tree.key(*number);
+        const auto [known, is_new] = other_keys.try_emplace(segment, StateTree::no_node);
+        if (is_new) known->second = tree.add(*std::move(key));
+        return known->second;
+    };
+    TreeCopy copy(share.objects, tree.tree());
+    for (const auto& [path, node, key] : share.different) {
+        NodeId parent = root;
+        std::size_t begin = 0;
+        for (std::size_t slash; (slash = path.find('/', begin)) != path.npos; begin = slash + 1)
+            parent = tree.dict_below(parent, key_of(path.substr(begin, slash - begin)));
+        const NodeId value = copy.copy(node);
+        tree.put(parent, key == StateTree::no_node ? key_of(path.substr(begin)) : copy.copy(key), value);
     }
-
-    StateTree& tree_;
-    NodeId root_;
-    std::unordered_map<std::string, NodeId> dicts_ = {};
-};
+    return root;
+}
 
 /// Returns a key that the dictionary does not have.
 std::string free_key(const StateTree& tree, const StateTree::Dict& dict, std::string key) {
@@ -382,11 +360,12 @@ void add_differences(StateTree& tree, const RankFileSet& ranks, std::vector<std:
         ++ranks_with;
         if (first.empty()) first = share.different.front().path;
         if (!std::holds_alternative<StateTree::Dict>(tree[tree.root()])) continue;
-        Differences own(tree);
-        own.add(share);
+        state::PathTree grown(std::move(tree));
+        const NodeId own = dict_of_differences(grown, share);
+        tree = grown.take();
         const auto& root = std::get<StateTree::Dict>(tree[tree.root()]);
         const NodeId key = tree.add(free_key(tree, root, "rank_" + std::to_string(share.rank)));
-        std::get<StateTree::Dict>(tree[tree.root()]).items.emplace_back(key, own.root());
+        std::get<StateTree::Dict>(tree[tree.root()]).items.emplace_back(key, own);
     }
     if (values > 0)
         notes.push_back(counted(values, "value of ", "values of ") + counted(ranks_with, "rank") +

@@ -3,7 +3,7 @@
 #include "distributed/zero/keys.hpp"
 #include "distributed/zero/partitions.hpp"
 #include "distributed/zero/run.hpp"
-#include "state/walk.hpp"
+#include "state/path_tree.hpp"
 
 #include <algorithm>
 #include <array>
@@ -19,56 +19,26 @@ namespace {
 using NodeId = StateTree::NodeId;
 using Entries = std::vector<std::pair<std::string, NodeId>>;
 
-/// Builds a tree out of parts of other trees.
-class TreeMaker {
-public:
-    /// Copies all nodes of `from`. Returns the distance to add to their numbers.
-    NodeId graft(const StateTree& from) {
-        const auto base = static_cast<NodeId>(tree_.size());
-        for (NodeId id = 0; id < from.size(); ++id) {
-            StateTree::Node node = from[id];
-            state::for_each_child(node, [base](NodeId& child) { child += base; });
-            tree_.add(std::move(node));
-        }
-        return base;
-    }
-    NodeId text(std::string_view value) { return tree_.add(std::string(value)); }
-    /// Adds a tensor without a name: flatten() and the structure document then name it by its place.
-    NodeId tensor(const LazyTensor& value) { return tree_.add(StateTree::Tensor{.tensor = value.renamed({})}); }
-    /// Adds a dictionary. Of keys that are equal, all but the first get "_" at their ends: a file can have both 5 and
-    /// "5", or a field with the name of an entry that is added here.
-    NodeId dict(const Entries& entries) {
-        StateTree::Dict dict;
-        std::unordered_set<std::string> known;
-        for (const auto& [name, value] : entries) {
-            std::string key = name;
-            while (!known.insert(key).second) key += '_';
-            dict.items.emplace_back(text(key), value);
-        }
-        return tree_.add(std::move(dict));
-    }
-    NodeId list(std::vector<NodeId> items) {
-        return tree_.add(StateTree::Sequence{StateTree::Sequence::Kind::list, std::move(items)});
-    }
-    /// Replaces the value of a key of a dictionary, or adds it.
-    void set(NodeId dict, std::string_view key, NodeId value) {
-        for (auto& [name, old] : std::get<StateTree::Dict>(tree_[dict]).items)
-            if (const auto* const found = std::get_if<std::string>(&tree_[name]); found != nullptr && *found == key) {
-                old = value;
-                return;
-            }
-        const NodeId name = text(key);
-        std::get<StateTree::Dict>(tree_[dict]).items.emplace_back(name, value);
-    }
-    const StateTree& tree() const { return tree_; }
-    StateTree take(NodeId root) {
-        tree_.set_root(root);
-        return tree_.subtree(root);
-    }
+/// Adds a dictionary. Of keys that are equal, all but the first get "_" at their ends: a file can have both 5 and "5",
+/// or a field with the name of an entry that is added here.
+NodeId add_dict(state::PathTree& tree, const Entries& entries) {
+    const NodeId dict = tree.add(StateTree::Dict{});
+    for (const auto& [name, value] : entries)
+        for (std::string key = name; !tree.put(dict, key, value);) key += '_';
+    return dict;
+}
 
-private:
-    StateTree tree_ = {};
-};
+/// Replaces the value of a key of a dictionary that a file holds, or adds it.
+void set_entry(state::PathTree& tree, NodeId dict, std::string_view key, NodeId value) {
+    auto& items = std::get<StateTree::Dict>(tree.tree()[dict]).items;
+    for (auto& [name, old] : items)
+        if (const auto* const text = std::get_if<std::string>(&tree.tree()[name]); text != nullptr && *text == key) {
+            old = value;
+            return;
+        }
+    const NodeId name = tree.key(key);  // the tree grows
+    std::get<StateTree::Dict>(tree.tree()[dict]).items.emplace_back(name, value);
+}
 
 /// Fields that describe the partitions, which the whole tensors do not have.
 constexpr std::array<std::string_view, 12> partition_fields{"single_partition_of_fp32_groups",
@@ -157,67 +127,72 @@ private:
 };
 
 /// Returns a dictionary of the state of all parameters.
-template <class Others> NodeId state_dict(TreeMaker& maker, const Gathered& gathered, const Others& others) {
+template <class Others> NodeId state_dict(state::PathTree& tree, const Gathered& gathered, const Others& others) {
     Entries parameters;
     for (const Gathered::Weight& weight : gathered.weights) {
         Entries entries;
-        for (const auto& [name, tensor] : weight.state) entries.emplace_back(name, maker.tensor(tensor));
+        for (const auto& [name, tensor] : weight.state) entries.emplace_back(name, tree.add_tensor(tensor));
         others(weight, [&](const std::string& name, NodeId node) { entries.emplace_back(name, node); });
-        if (!entries.empty()) parameters.emplace_back(weight.name, maker.dict(entries));
+        if (!entries.empty()) parameters.emplace_back(weight.name, add_dict(tree, entries));
     }
-    return maker.dict(parameters);
+    return add_dict(tree, parameters);
 }
 
 /// Returns the names of the parameters of a group, over all model ranks.
-std::vector<NodeId> names_in_group(TreeMaker& maker, const ZeroRun& run, const ListedNames& listed, std::size_t group) {
+std::vector<NodeId> names_in_group(state::PathTree& tree, const ZeroRun& run, const ListedNames& listed,
+                                   std::size_t group) {
     std::unordered_set<std::string> known;
     std::vector<NodeId> names;
     for (const RankSet& set : run.sets) {
         if (group >= set.models.front().groups.size()) continue;
         for (std::string& name : names_of_group(set, group))
             if (const auto [found, is_new] = known.insert(listed.of(set, std::move(name))); is_new)
-                names.push_back(maker.text(*found));
+                names.push_back(tree.add(*found));
     }
     return names;
 }
 
 /// Returns the list of groups with the names of their parameters, where it has as many groups as `param_shapes`.
-NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ZeroRun& run, const ListedNames& listed) {
+NodeId parameter_groups(state::PathTree& tree, const Value& groups, const ZeroRun& run, const ListedNames& listed) {
     const std::vector<Value> items = groups.is_list() ? groups.items() : std::vector<Value>();
     if (items.size() != run.first_model().groups.size()) return groups.node();
     for (std::size_t i = 0; i < items.size(); ++i)
-        if (items[i].is_dict()) maker.set(items[i].node(), "params", maker.list(names_in_group(maker, run, listed, i)));
+        if (items[i].is_dict())
+            set_entry(
+                tree, items[i].node(), "params",
+                tree.add(StateTree::Sequence{StateTree::Sequence::Kind::list, names_in_group(tree, run, listed, i)}));
     return groups.node();
 }
 
 /// Returns the root: everything is below "optimizer", and the state of the training below "optimizer/training".
-StateTree finish(TreeMaker& maker, Entries optimizer, const StateTree& training) {
+StateTree finish(state::PathTree& tree, Entries optimizer, const StateTree& training) {
     if (training.size() > 0) {
-        const NodeId base = maker.graft(training);
+        const NodeId base = tree.graft(training);
         for (auto& entry : optimizer)
             if (entry.first == "training") entry.first += '_';
         optimizer.emplace_back("training", training.root() + base);
     }
-    return maker.take(maker.dict({{"optimizer", maker.dict(optimizer)}}));
+    const NodeId root = add_dict(tree, {{"optimizer", add_dict(tree, optimizer)}});
+    return tree.tree().subtree(root);
 }
 
 /// The optimizer of stage 0, which is in the file of the model, as it is there. Parameters have numbers and no names,
 /// so that nothing is merged over model ranks: each has its own state.
 StateTree unpartitioned(const ZeroRun& run) {
-    TreeMaker maker;
+    state::PathTree tree;
     Entries optimizer;
     for (const RankSet& set : run.sets) {
         const ModelFile& model = set.models.front();
         const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
         if (!stored || !stored->is_dict()) continue;
-        const NodeId base = maker.graft(model.rest);
+        const NodeId base = tree.graft(model.rest);
         Entries own;
         for (const auto& [name, value] : stored->entries()) own.emplace_back(name, value.node() + base);
         const std::string rank = rank_prefix(model.model_rank);
         if (run.sets.size() == 1) optimizer = std::move(own);
-        else optimizer.emplace_back(rank.substr(0, rank.size() - 1), maker.dict(own));
+        else optimizer.emplace_back(rank.substr(0, rank.size() - 1), add_dict(tree, own));
     }
-    return finish(maker, std::move(optimizer), training_state(run.first_model()));
+    return finish(tree, std::move(optimizer), training_state(run.first_model()));
 }
 
 }  // namespace
@@ -226,51 +201,51 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     const ModelFile& model = run.first_model();
     if (run.stage() == 0) return unpartitioned(run);
     const OptimizerFile& first = run.sets.front().optimizers.front();
-    TreeMaker maker;
+    state::PathTree tree;
     std::vector<NodeId> roots;
     for (const RankSet& set : run.sets) {
         const StateTree& rest = set.optimizers.front().rest;
-        const NodeId base = maker.graft(rest);
+        const NodeId base = tree.graft(rest);
         roots.push_back(rest.root() + base);
     }
     Inners inners;
-    for (const NodeId root : roots) inners.emplace_back(maker.tree(), root);
+    for (const NodeId root : roots) inners.emplace_back(tree.tree(), root);
     const Value& inner = inners.front();
     const ListedNames listed(gathered);
     const OtherState others(run, inners, listed);
     Entries optimizer;
-    optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
+    optimizer.emplace_back("state", state_dict(tree, gathered, [&](const Gathered::Weight& weight, const auto& add) {
                                if (weight.kind == Gathered::Weight::Kind::master)
                                    others.each(weight.name, weight.state, add);
                            }));
     const auto state = inner.find(first.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (const auto groups = state ? state->find("param_groups") : std::nullopt)
-        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, run, listed));
+        optimizer.emplace_back("param_groups", parameter_groups(tree, *groups, run, listed));
     for (const auto& [name, value] : inner.entries())
         if (!is_partition_field(name)) optimizer.emplace_back(name, value.node());
-    return finish(maker, std::move(optimizer), training_state(model));
+    return finish(tree, std::move(optimizer), training_state(model));
 }
 
 StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& files,
                          const std::vector<StateTree>& states) {
     constexpr std::string_view ending = "_optim_states.pt";
-    TreeMaker maker;
+    state::PathTree tree;
     Entries optimizer;
     for (std::size_t i = 0; i < files.size(); ++i) {
         if (states[i].size() == 0) continue;
-        const NodeId base = maker.graft(states[i]);
+        const NodeId base = tree.graft(states[i]);
         optimizer.emplace_back(files[i].substr(0, files[i].size() - ending.size()), states[i].root() + base);
     }
-    return finish(maker, std::move(optimizer), training_state(run.first_model()));
+    return finish(tree, std::move(optimizer), training_state(run.first_model()));
 }
 
 StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const StateTree& training) {
-    TreeMaker maker;
+    state::PathTree tree;
     Entries optimizer;
     std::unordered_map<std::string, NodeId> steps;
     Entries fields;
     if (rest && rest->size() > 0) {
-        const NodeId base = maker.graft(*rest);
+        const NodeId base = tree.graft(*rest);
         const Value root(*rest);
         if (const auto step = root.find("step"); step && step->is_dict())
             for (const auto& [name, value] : step->entries()) steps.emplace(name, value.node() + base);
@@ -279,12 +254,12 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
                 if (name == "param_groups" || (name != "step" && !is_partition_field(name)))
                     fields.emplace_back(name, value.node() + base);
     }
-    optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
+    optimizer.emplace_back("state", state_dict(tree, gathered, [&](const Gathered::Weight& weight, const auto& add) {
                                if (const auto step = steps.find(weight.name); step != steps.end())
                                    add("step", step->second);
                            }));
     optimizer.insert(optimizer.end(), fields.begin(), fields.end());
-    return finish(maker, std::move(optimizer), training);
+    return finish(tree, std::move(optimizer), training);
 }
 
 std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
