@@ -2,6 +2,7 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "checkpoint/state.hpp"
+#include "names/file_names.hpp"
 #include "names/model_names.hpp"
 
 #include <string_view>

@@ -42,7 +42,7 @@ constexpr NameRow name_rows[] = {
     {NameKind::hf_shard, "shard-{shard:5}-model-{file:5}-of-{files:5}.safetensors"},
     {NameKind::sized_rank, "*_world_size_{world}_rank_{rank}.pt"},  // FSDP: verl, SkyRL
     {NameKind::sized_rank, "*_world_size_{world}_rank_{rank}.bin"},
-    {NameKind::rank, "*_rank{rank}.pt"},  // FSDP: accelerate, LLaMA-Factory
+    {NameKind::rank, "*_rank{rank}.pt"},  // FSDP: accelerate
     {NameKind::rank, "*_rank{rank}.bin"},
     {NameKind::rank, "rank{rank}.pt"},  // OLMo
     {NameKind::rank, "rank_{rank}.pt"},
@@ -53,9 +53,13 @@ constexpr NameRow name_rows[] = {
     {NameKind::iteration, "iter_{number:7}"},
     {NameKind::iteration, "global_step_{number}"},
     {NameKind::iteration, "release"},
+    {NameKind::part, "consolidated.{number}"},
     {NameKind::shard, "*-{number}-of-{shards}"},
     {NameKind::shard, "*_{number}_of_{shards}"},
 };
+
+/// Numbers of ranks and shards have no more.
+constexpr std::size_t most_digits = 9;
 
 constexpr std::string_view zero_prefixes[] = {"", "bf16_", "fp16_"};
 
@@ -203,8 +207,9 @@ std::string padded(std::uint64_t number, std::size_t digits) {
     return std::string(digits > text.size() ? digits - text.size() : 0, '0') + text;
 }
 
-bool KnownName::has_digits(std::size_t most) const {
-    return std::all_of(numbers.begin(), numbers.end(), [most](const NumberInName& one) { return one.digits <= most; });
+bool KnownName::is_short() const {
+    return std::all_of(numbers.begin(), numbers.end(),
+                       [](const NumberInName& one) { return one.digits <= most_digits; });
 }
 
 std::optional<KnownName> known_name(std::string_view file, NameKind first, NameKind last) {
@@ -260,26 +265,25 @@ std::optional<RankedName> dcp_name(std::string_view file) {
 }
 
 std::optional<RankedName> shard_file(std::string_view file) {
-    constexpr std::size_t most_digits = 9;
     const auto known = known_name(file, NameKind::hf_shard, NameKind::hf_shard);
-    if (!known || !known->has_digits(most_digits)) return std::nullopt;
-    RankedName name = numbers_of(*known);
-    // Five digits, or more without a zero before them.
-    return spelled(name) == file ? std::optional(std::move(name)) : std::nullopt;
+    const auto is_canonical = [file](const NumberInName& one) {
+        return one.digits == 5 || (one.digits > 5 && one.digits <= most_digits && file[one.at] != '0');
+    };
+    if (!known || !std::all_of(known->numbers.begin(), known->numbers.end(), is_canonical)) return std::nullopt;
+    return numbers_of(*known);
 }
 
 std::optional<RankedName> rank_file(std::string_view file) {
-    constexpr std::size_t most_digits = 9;
     const auto known = known_name(file, NameKind::sized_rank, NameKind::rank);
-    if (!known || file.starts_with('.') || !known->has_digits(most_digits)) return std::nullopt;
+    if (!known || file.starts_with('.') || !known->is_short()) return std::nullopt;
     RankedName name = numbers_of(*known);
     const NumberInName& rank = known->numbers[known->kind == NameKind::sized_rank ? 1 : 0];
     name.set = std::string(file).replace(rank.at, rank.digits, "*");
     return name;
 }
 
-std::string file_in_set(std::string set, std::uint64_t rank) {
-    return set.replace(set.rfind('*'), 1, std::to_string(rank));
+std::string file_in_set(std::string set, std::uint64_t number, std::size_t digits) {
+    return set.replace(set.rfind('*'), 1, padded(number, digits));
 }
 
 bool is_training_state(const RankedName& rank_file) {

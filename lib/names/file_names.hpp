@@ -49,6 +49,7 @@ enum class NameKind : std::uint8_t {
     megatron_rank,
     iteration,
     // Models.
+    part,   ///< the stem of a part of the model, as Llama's files are cut
     shard,  ///< one of several numbered shards; without variant and ending, in lower case
 };
 
@@ -67,8 +68,8 @@ struct KnownName {
     std::array<NumberInName, 3> numbers = {};  ///< in the order of the pattern; those after the last have no field
     std::string_view text = {};                ///< the text in place of the first '*'
 
-    /// Returns true if no number has more digits.
-    bool has_digits(std::size_t most) const;
+    /// Returns true if no number has more than nine digits.
+    bool is_short() const;
 };
 
 /// Returns what a name is by the first row that fits, of the rows of the kinds from `first` to `last`.
@@ -107,8 +108,8 @@ std::optional<RankedName> dcp_name(std::string_view file);
 std::optional<RankedName> shard_file(std::string_view file);
 /// Parses the name of a rank's file. Returns nothing for hidden files, and for numbers of more than nine digits.
 std::optional<RankedName> rank_file(std::string_view file);
-/// Returns the glob of rank files with a number in place of '*'.
-std::string file_in_set(std::string set, std::uint64_t rank);
+/// Returns a glob of files with a number in place of its last '*', and zeros before it up to so many digits.
+std::string file_in_set(std::string set, std::uint64_t number, std::size_t digits = 1);
 /// Returns true for states of random number generators, schedulers and more, which trainers write beside the model:
 /// "extra_state_world_size_4_rank_0.pt". They are not a model, and not the state of its optimizer.
 bool is_training_state(const RankedName& rank_file);

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -503,9 +504,10 @@ FolderShape shape_inside(const FolderNames& names) {
 /// Lists the names that are not read, for the notes: weights, indexes and DCP metadata. Other files are common beside a
 /// model.
 void name_others(const FolderNames& names, FolderShape& shape) {
+    std::set<std::string_view> used(shape.files.begin(), shape.files.end());  // a run may have thousands of files
+    used.insert(shape.optimizer.begin(), shape.optimizer.end());
     for (const std::string& name : names.files)
-        if (!has(shape.files, name) && !has(shape.optimizer, name) &&
-            (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
+        if (!used.contains(name) && (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
             shape.others.push_back(name);
     // torch leaves the shards of the ranks in this folder after it has joined them.
     if (shape.finished && has(names.folders, "sharded")) shape.others.emplace_back("sharded");

@@ -37,12 +37,11 @@ constexpr std::array<Stem, 8> stems = {{
     {"pytorch_lora_weights", "pytorch_lora_weights", Rank::adapter},
 }};
 
-/// A part of the model of one rank, as Llama's files are cut: "consolidated.00.pth". Parts are not joined.
-constexpr std::string_view part = "consolidated.";
-constexpr Stem stem_of_part = {part, "model"};
+/// For a part of the model, as Llama's files are cut. Parts are not joined.
+constexpr Stem stem_of_part = {{}, "model"};
 
 const Stem* known_stem(std::string_view stem) {
-    if (stem.starts_with(part) && is_digits(stem.substr(part.size()))) return &stem_of_part;
+    if (is_kind(stem, NameKind::part)) return &stem_of_part;
     const auto* found = std::find_if(stems.begin(), stems.end(), [stem](const Stem& one) { return one.stem == stem; });
     return found == stems.end() ? nullptr : found;
 }
@@ -87,23 +86,23 @@ void split_variant(ModelName& name) {
 
 /// Takes "-00001-of-00003" from the end of the stem. Some programs write '_', or "OF". diffusers wrote the variant
 /// after it at first.
-bool take_shard(ModelName& name) {
+bool take_shard(ModelName& name, std::string_view file) {
     std::string_view stem = name.stem;
     const std::string variant(take_variant(stem));
     std::string lower(stem);
     std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
         return c == 'O' ? 'o' : c == 'F' ? 'f' : c;
     });
-    constexpr std::size_t most_digits = 9;
     const auto known = known_name(lower, NameKind::shard, NameKind::shard);
-    if (!known || !known->has_digits(most_digits) || known->text.empty()) return false;
+    if (!known || !known->is_short() || known->text.empty()) return false;
     const auto& [number, shards, none] = known->numbers;
     if (shards.value == 0 || number.value > shards.value) return false;
     name.kind = ModelName::Kind::shard;
     name.number = number.value;
     name.shards = shards.value;
     name.digits = shards.digits;
-    name.at = number.at;
+    name.set = std::string(file).replace(number.at, number.digits, "*");
+    name.width = number.digits;
     name.of = stem.substr(number.at + number.digits, shards.at - number.at - number.digits);
     name.variant = variant;
     name.stem.resize(known->text.size());
@@ -142,61 +141,43 @@ auto preference(const ModelName& name) {
     return std::tuple(!name.variant.empty(), rank_of(name), order_of_ending(name.ending), name.kind);
 }
 
-/// The number in the name of a shard, which begins at `at`.
-std::string_view digits_of(std::string_view shard, std::size_t at) {
-    const std::string_view rest = shard.substr(at);
-    return rest.substr(0, rest.find_first_not_of("0123456789"));
-}
-
-/// Returns the name of a shard with another text in place of its number, which begins at `at`.
-std::string with_number(const std::string& shard, std::size_t at, std::string_view number) {
-    return std::string(shard).replace(at, digits_of(shard, at).size(), number);
-}
-
 /// Adds the files of a set, and says which numbers it lacks. Numbers begin with 0 if that is there, else with 1.
 void take_files(ShardSet& set, const std::map<std::uint64_t, std::string>& numbered) {
     constexpr std::uint64_t most = 8;
     const std::uint64_t first = numbered.contains(0) ? 0 : 1;
-    const std::string& one = numbered.begin()->second;
-    const std::size_t digits = digits_of(one, set.name.at).size();
     for (const auto& [number, file] : numbered)
         if (number - first < set.name.shards) set.files.push_back(file);
     set.missing = set.name.shards - set.files.size();
     for (std::uint64_t n = first; set.lacks.size() < std::min(most, set.missing); ++n)
-        if (!numbered.contains(n)) set.lacks.push_back(with_number(one, set.name.at, padded(n, digits)));
+        if (!numbered.contains(n)) set.lacks.push_back(file_in_set(set.name.set, n, set.name.width));
 }
 
 }  // namespace
 
 std::optional<ModelName> model_name(std::string_view file) {
+    const std::string_view whole = file;
     if (file.starts_with('.') || shard_file(file)) return std::nullopt;
     if (auto index = index_name(file)) return index;
     const std::string_view ending = take_ending(file);
     if (ending.empty()) return std::nullopt;
     ModelName name{.stem = std::string(file), .ending = std::string(ending)};
-    const bool is_shard = take_shard(name);
+    const bool is_shard = take_shard(name, whole);
     split_variant(name);
     if (is_shard || known_stem(name.stem)) return name;
     return std::nullopt;
 }
 
-std::string ShardSet::text() const { return with_number(files.front(), name.at, "*"); }
-
 std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
     using Key = std::tuple<Model, std::uint64_t, std::size_t, std::string>;
-    std::map<Key, std::pair<ModelName, std::map<std::uint64_t, std::string>>> sets;
+    std::map<Key, std::map<std::uint64_t, std::string>> sets;
     for (const std::string& file : names) {
-        auto name = model_name(file);
+        const auto name = model_name(file);
         if (!name || name->kind != ModelName::Kind::shard) continue;
-        auto& set = sets[{model_of(*name), name->shards, name->digits, name->of}];
-        set.second.emplace(name->number, file);
-        set.first = *std::move(name);
+        sets[{model_of(*name), name->shards, name->digits, name->of}].emplace(name->number, file);
     }
     std::vector<ShardSet> found;
-    for (auto& [key, set] : sets) {
-        ShardSet& one = found.emplace_back(ShardSet{.name = std::move(set.first)});
-        take_files(one, set.second);
-    }
+    for (const auto& [key, numbered] : sets)
+        take_files(found.emplace_back(ShardSet{.name = *model_name(numbered.begin()->second)}), numbered);
     return found;
 }
 

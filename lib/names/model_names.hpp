@@ -25,7 +25,8 @@ struct ModelName {
     std::uint64_t number = 0;  ///< for a shard, its number
     std::uint64_t shards = 0;  ///< for a shard, the number of shards: at least 1
     std::size_t digits = 0;    ///< for a shard, how many digits that number has: 5 in "-of-00003"
-    std::size_t at = 0;        ///< for a shard, where in the file's name its number begins
+    std::size_t width = 0;     ///< for a shard, how many digits its own number has
+    std::string set = {};      ///< for a shard, glob for all shards of the model: "model-*-of-00003.safetensors"
     std::string of = {};       ///< for a shard, the text between its number and the number of shards: "-of-"
 };
 
@@ -37,11 +38,11 @@ std::optional<ModelName> model_name(std::string_view file);
 /// The numbered shards of one model: files whose names differ in the number alone. Files with numbers beyond the set
 /// are not of it.
 struct ShardSet {
-    ModelName name;                       ///< the name of one of them
+    ModelName name;                       ///< that of the first file
     std::vector<std::string> files = {};  ///< in the order of their numbers
     std::vector<std::string> lacks = {};  ///< names of the first shards that are missing, at most eight
     std::uint64_t missing = 0;            ///< number of shards that are missing
-    std::string text() const;             ///< "model-*-of-00003.safetensors"
+    const std::string& text() const { return name.set; }
     bool complete() const { return missing == 0; }
 };
 

@@ -4,6 +4,7 @@
 #include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/zero/read_zero.hpp"
 #include "names/zero_files.hpp"
+#include "names/file_names.hpp"
 #include "open/readers.hpp"
 
 #include <safemap/advanced/file.hpp>

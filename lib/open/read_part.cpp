@@ -6,7 +6,7 @@
 #include "distributed/ranks/rank_meshes.hpp"
 #include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/values.hpp"
-#include "names/zero_files.hpp"
+#include "names/file_names.hpp"
 #include "open/layouts.hpp"
 #include "open/readers.hpp"
 

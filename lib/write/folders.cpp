@@ -3,7 +3,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 #include "write/storage_use.hpp"

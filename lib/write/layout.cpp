@@ -23,7 +23,7 @@
 #include "base/text.hpp"
 #include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 #include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"

@@ -16,8 +16,8 @@
 #include "distributed/dcp/items.hpp"
 #include "distributed/pickles.hpp"
 #include "lazy/whole.hpp"
-#include "names/folder_shape.hpp"
 #include "state/stored_places.hpp"
+#include "names/file_names.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -26,7 +26,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <functional>
 #include <optional>
 #include <string_view>
@@ -45,11 +44,13 @@ constexpr std::size_t most_named = 16;
 
 /// Sorts files by rank; files with other names come last.
 void sort_by_rank(std::vector<std::string>& files) {
-    const auto key = [](const std::string& file) {
+    std::vector<std::tuple<std::uint64_t, std::uint64_t, std::string>> sorted;
+    for (std::string& file : files) {
         const auto name = names::dcp_name(file);
-        return std::tuple(name ? name->rank : UINT64_MAX, name ? name->file : UINT64_MAX, std::string_view(file));
-    };
-    std::sort(files.begin(), files.end(), [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
+        sorted.emplace_back(name ? name->rank : UINT64_MAX, name ? name->file : UINT64_MAX, std::move(file));
+    }
+    std::sort(sorted.begin(), sorted.end());
+    for (std::size_t i = 0; i < files.size(); ++i) files[i] = std::get<2>(std::move(sorted[i]));
 }
 
 // Checks: what verify() reads, the places of all items, and the copies that several ranks have saved.

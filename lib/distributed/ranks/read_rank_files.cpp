@@ -16,7 +16,7 @@
 #include "distributed/ranks/rank_tensors.hpp"
 #include "distributed/ranks/shard_lists.hpp"
 #include "distributed/ranks/tree_values.hpp"
-#include "names/folder_shape.hpp"
+#include "names/file_names.hpp"
 #include "state/names.hpp"
 #include "state/path_tree.hpp"
 #include "torch/parts.hpp"
