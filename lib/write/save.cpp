@@ -73,17 +73,15 @@ public:
         : out_(out), input_(input), options_(options), replaced_(std::move(replaced)), together_(together) {}
 
     SaveReport run() {
-        agree_on_plan();
+        together_.all([this] { plan(); });
+        require_equal_plans();
         if (options_.plan_only) return std::move(report_);
         const auto keep = [this](Error& error) { keep_finished(error); };
         adding(keep, [this] {
             begin();
             fill();
         });
-        together_.lead([this] {
-            target_->commit();
-            return std::string();
-        });
+        together_.lead([this] { target_->commit(); });
         return finished();
     }
 
@@ -107,7 +105,6 @@ private:
 
     write::PlanDigest digest() const {
         write::PlanDigest digest;
-        if (together_.alone()) return digest;
         digest.add(options_);
         digest.add(written_tensors(input_.tensors, layout_), layout_);
         for (const write::PlannedFolder& folder : folders_)
@@ -115,38 +112,32 @@ private:
         return digest;
     }
 
-    void agree_on_plan() {
-        const std::vector<std::string> plans = together_.all([this] {
-            plan();
-            return digest().text();
-        });
-        const write::PlanDigest own = digest();
-        together_.lead([&] {
-            for (unsigned rank = 1; rank < plans.size(); ++rank) own.require_equal(plans[rank], rank);
-            return std::string();
-        });
+    void require_equal_plans() {
+        std::optional<write::PlanDigest> own;
+        together_.collect([this] { return digest().text(); },
+                          [&](std::string_view plan, unsigned rank) {
+                              if (!own) own = digest();
+                              own->require_equal(plan, rank);
+                          });
     }
 
     /// Creates the target in the first process, and finds it in the others.
     void begin() {
-        const std::string key = together_.lead([this] {
+        together_.lead([this] {
             const bool one_file = write::is_one_file(out_, options_);
             const io::StagingOptions job{.id = one_file ? std::string() : resume_key_of_all(input_, layout_, folders_),
                                          .resume = options_.resume,
                                          .replaced = replaced_,
                                          .durable = options_.durable};
             target_.emplace(out_, options_, job);
-            return together_.alone() ? std::string() : target_->staging().open_to_others();
         });
-        together_.all([&] {
-            if (!together_.leads()) joined_.emplace(write::join(out_, options_, key));
-            return std::string();
-        });
+        together_.share(
+            [this] { return target_->staging().open_to_others(); },
+            [this](std::string_view key, unsigned) { joined_.emplace(write::join(out_, options_, std::string(key))); });
         together_.lead([this] {
             if (options_.on_plan) options_.on_plan(report_);
             write::copy_extras(extras_, target_->staging());
             for (const write::PlannedFolder& folder : folders_) target_->staging().add_folder(folder.name);
-            return std::string();
         });
     }
 
@@ -200,8 +191,8 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     const auto destination = write::into_sink(sink);
     try {
         const write::Written all[] = {{input.tensors, layout, *destination}};
-        write::Together alone(nullptr);
-        write::write_files(all, alone, options.work.monitor, options.work.threads, options.drop_cache);
+        write::write_files(all, *write::steps_of(nullptr), options.work.monitor, options.work.threads,
+                           options.drop_cache);
         destination->commit();
     } catch (...) {
         destination->abandon();
@@ -332,24 +323,20 @@ write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions&
 
 SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                                   const SaveOptions& options, const std::string& replaced) {
-    Together together(options.team);
+    const std::unique_ptr<Together> together = steps_of(options.team);
     std::vector<LazyTensor> with_structure;
     Input input;
-    together.all([&] {
-        input = input_of(checkpoint, std::move(metadata), options, with_structure);
-        return std::string();
-    });
+    together->all([&] { input = input_of(checkpoint, std::move(metadata), options, with_structure); });
     const SaveOptions own = own_options(options, input);
-    return Saving(out, input, own, together, replaced).run();
+    return Saving(out, input, own, *together, replaced).run();
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        write::Together together(options.team);
         std::vector<LazyTensor> products;
         const Input input = input_of_list(tensors, options, products);
         const SaveOptions own = own_options(options, input);
-        return Saving(out, input, own, together).run();
+        return Saving(out, input, own, *write::steps_of(options.team)).run();
     });
 }
 

@@ -14,6 +14,8 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
+/// Returns the options of a ShardWriter. Throws invalid_argument if they have one that it does not take.
+const SaveOptions& options_of_writer(const SaveOptions& options);
 /// Checks the options, then the target, and lays the tensors out. The target must not exist unless it counts as new, or
 /// the options ask only for a plan or for overwriting. Throws invalid_argument, unsupported_cast, already_exists,
 /// path_not_found, and what lay_out throws.

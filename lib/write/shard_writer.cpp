@@ -57,21 +57,6 @@ using write::Region;
 
 constexpr std::size_t writer_slots = 8;  // 4 MiB each, including a gatherer's memory
 
-const SaveOptions& require_sense(const SaveOptions& options) {
-    if (options.dtype || options.keep_dtype || !options.dtype_of.empty() || options.apply_scales)
-        throw Error(
-            Errc::invalid_argument,
-            "a ShardWriter writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales");
-    if (options.resume)
-        throw Error(Errc::invalid_argument,
-                    "a ShardWriter does not take resume, because it has no sources to compare with an earlier save");
-    if (!options.folders.empty()) throw Error(Errc::invalid_argument, "a ShardWriter does not write folders");
-    if (options.team != nullptr) throw Error(Errc::invalid_argument, "a ShardWriter does not take a team");
-    if (options.ranks > 0) throw Error(Errc::invalid_argument, "a ShardWriter does not cut tensors for ranks");
-    if (options.plan_only) throw Error(Errc::invalid_argument, "a ShardWriter does not take plan_only");
-    return options;
-}
-
 /// Returns tensors for laying out; they are never read.
 std::vector<LazyTensor> declare(std::span<const Declaration> declarations) {
     const auto nothing = callback_source("a declaration", UINT64_MAX, [](std::uint64_t, std::span<std::byte>) {
@@ -155,7 +140,8 @@ public:
         : out_(out),
           one_file_(options.one_file),
           declared_(declare(declarations)),
-          layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
+          layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata},
+                                    write::options_of_writer(options))),
           direct_io_(io::prefers_direct_io(layout_.data_bytes)),
           drop_cache_(options.drop_cache),
           target_(out, options, {.durable = options.durable}),

@@ -1,19 +1,16 @@
-// The steps that the processes of a team take together: all do a step, or one does; then all know how it ended.
+// The steps of a save. The processes of a team take them together: all do a step, or one does; then all know how it
+// ended.
 #pragma once
-
-#include "base/watch.hpp"
 
 #include <safemap/advanced/team.hpp>
 #include <safemap/progress.hpp>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
 
@@ -43,49 +40,39 @@ private:
     std::string_view rest_;
 };
 
-/// The processes that save together; without a team, this process alone. Rank 0 leads.
+/// The steps of a save by this process alone. steps_of() gives those of a team, of which rank 0 leads.
 class Together {
 public:
-    using Step = std::function<std::string()>;
+    using Step = std::function<void()>;
+    using Say = std::function<std::string()>;
+    using Hear = std::function<void(std::string_view said, unsigned rank)>;
 
-    explicit Together(Team* team) : team_(team) {}
-
-    bool alone() const noexcept { return team_ == nullptr || team_->size() < 2; }
-    unsigned rank() const noexcept { return alone() ? 0 : team_->rank(); }
-    unsigned size() const noexcept { return alone() ? 1 : team_->size(); }
+    virtual ~Together() = default;
+    virtual unsigned rank() const noexcept { return 0; }
+    virtual unsigned size() const noexcept { return 1; }
     bool leads() const noexcept { return rank() == 0; }
 
-    /// Runs `step` on every rank and waits for all. Returns the texts of all ranks. If the step fails anywhere, stops
-    /// the ranks that are still at it, and throws on every rank the error of the lowest rank that failed.
-    std::vector<std::string> all(const Step& step);
-    /// Runs `step` on the leader while the others wait. Returns its text on every rank. Throws on every rank what it
-    /// throws on the leader.
-    std::string lead(const Step& step);
+    /// Runs `step` on every rank and waits for all. If the step fails anywhere, stops the ranks that are still at it,
+    /// and throws on every rank the error of the lowest rank that failed.
+    virtual void all(const Step& step) { step(); }
+    /// Runs `step` on the leader while the others wait. Throws on every rank what it throws on the leader.
+    virtual void lead(const Step& step) { step(); }
+    /// In a team: runs `say` on the leader, then `hear` with its text on each other rank. Both are steps.
+    virtual void share(const Say&, const Hear&) {}
+    /// In a team: runs `say` on each rank but the leader, then `hear` on the leader with each text. Both are steps.
+    virtual void collect(const Say&, const Hear&) {}
 
     // For work inside of all():
-    /// Sends a message to the leader, on which on_message(rank, text) is called. May be called from any thread.
-    void tell_leader(std::string message);
-    std::function<void(unsigned from, std::string_view message)> on_message = {};
+    /// Sends a message to the leader, on which on_message(text) is called. May be called from any thread.
+    virtual void tell_leader(std::string) {}
+    std::function<void(std::string_view message)> on_message = {};
     /// Returns a monitor for the work of a step: it also sends and takes messages, and ends the work if another rank
     /// has failed. `monitor` must outlive it.
-    Monitor watching(const Monitor& monitor);
-
-private:
-    struct OtherFailed {};  // thrown inside a step to end it
-
-    void attend();
-    void send_queued();
-    void take_messages();
-    void take(const Team::Message& message);
-    std::string outcome_of(const Step& step, std::exception_ptr& own);
-    std::vector<std::string> exchange(std::string outcome);
-
-    Team* team_;
-    bool other_failed_ = false;
-    std::vector<std::uint64_t> posted_;  // number of messages to each rank so far
-    std::uint64_t taken_ = 0;            // number of messages received so far
-    std::mutex mutex_;                   // guards queue_
-    std::deque<std::string> queue_;      // messages for the leader
+    virtual Monitor watching(const Monitor& monitor) { return monitor; }
 };
+
+/// Returns the steps of the processes of `team`, which must outlive them; those of this process alone if it is null, or
+/// has no other process.
+std::unique_ptr<Together> steps_of(Team* team);
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -53,7 +53,7 @@ public:
         for (std::uint32_t i = 0; i < parts.size(); ++i)
             copiers_.emplace_back(parts[i], workers_, watch_, drop_cache ? &evictions_ : nullptr,
                                   Process{together.rank(), together.size()}, on_finished(i));
-        together_.on_message = [this](unsigned, std::string_view message) {
+        together_.on_message = [this](std::string_view message) {
             Unpacker from(message);
             ShardCopier& copier = copiers_.at(static_cast<std::size_t>(from.number()));
             copier.finished_by_other(static_cast<std::uint32_t>(from.number()));
@@ -64,44 +64,42 @@ public:
     Copiers& operator=(const Copiers&) = delete;
 
     void prepare() {
-        const std::string adopted = together_.lead([this] {
+        together_.lead([this] {
             watch_.tell();
-            Packer all;
-            for (ShardCopier& copier : copiers_) {
-                copier.prepare();
-                all.text(copier.adopted());
-            }
-            return all.take();
+            for (ShardCopier& copier : copiers_) copier.prepare();
         });
-        if (together_.leads()) return;
-        Unpacker from(adopted);
-        for (ShardCopier& copier : copiers_) copier.take_adopted(from.text());
+        together_.share([this] { return text_of_each(&ShardCopier::adopted); },
+                        [this](std::string_view said, unsigned) { give_each(said, &ShardCopier::take_adopted); });
     }
 
     void run() {
-        const std::vector<std::string> outcomes = together_.all([this] {
+        together_.all([this] {
             for (ShardCopier& copier : copiers_) copier.plan();
             evictions_.plan();
             for (ShardCopier& copier : copiers_) copier.run();
-            Packer all;
-            for (ShardCopier& copier : copiers_) all.text(together_.leads() ? std::string() : copier.outcome());
-            return all.take();
         });
-        for (unsigned rank = 1; together_.leads() && rank < outcomes.size(); ++rank) {
-            Unpacker from(outcomes[rank]);
-            for (ShardCopier& copier : copiers_) copier.merge(from.text());
-        }
+        together_.collect([this] { return text_of_each(&ShardCopier::outcome); },
+                          [this](std::string_view said, unsigned) { give_each(said, &ShardCopier::merge); });
     }
 
     void finish() {
         together_.lead([this] {
             for (ShardCopier& copier : copiers_) copier.finish_rest();
             watch_.tell();
-            return std::string();
         });
     }
 
 private:
+    std::string text_of_each(std::string (ShardCopier::*text)() const) const {
+        Packer all;
+        for (const ShardCopier& copier : copiers_) all.text((copier.*text)());
+        return all.take();
+    }
+    void give_each(std::string_view said, void (ShardCopier::*give)(std::string_view)) {
+        Unpacker from(said);
+        for (ShardCopier& copier : copiers_) (copier.*give)(from.text());
+    }
+
     /// Returns a function that tells the leader of a completed file, for its journal.
     std::function<void(std::uint32_t)> on_finished(std::uint32_t part) {
         if (together_.leads()) return {};
@@ -120,13 +118,12 @@ private:
 void write_files(std::span<const Written> parts, Together& together, const Monitor& monitor, unsigned threads,
                  bool drop_cache) {
     // How files are cut depends on the buffers of the workers, so every process has as many as the first.
-    const std::string workers = together.lead([&] {
-        unsigned most = 1;
-        for (const Written& part : parts) most = std::max(most, workers_for(part.tensors, threads));
-        return Packer().number(most).take();
-    });
+    std::uint64_t workers = 1;
+    for (const Written& part : parts) workers = std::max<std::uint64_t>(workers, workers_for(part.tensors, threads));
+    together.share([&] { return Packer().number(workers).take(); },
+                   [&](std::string_view said, unsigned) { workers = Unpacker(said).number(); });
     const Monitor watching = together.watching(monitor);
-    Copiers copiers(parts, together, watching, static_cast<unsigned>(Unpacker(workers).number()), drop_cache);
+    Copiers copiers(parts, together, watching, static_cast<unsigned>(workers), drop_cache);
     copiers.prepare();
     copiers.run();
     copiers.finish();
