@@ -29,10 +29,7 @@ using check::FileDigests;
 using check::Stretch;
 using check::WholeDigest;
 using state::Contents;
-
-template <class T> void append(std::vector<T>& to, std::vector<T> from) {
-    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-}
+using state::move_to_end;
 
 /// Adds the names that are not there yet.
 void add_names(const std::vector<std::string>& from, std::vector<std::string>& to) {
@@ -59,7 +56,7 @@ struct Later {
         CollectFaults faults;
         for (const WholeDigest& whole : wholes)
             if (report.ok()) whole.compare(threads, watch, faults);
-        append(report.faults, faults.take());
+        move_to_end(faults.take(), report.faults);
     }
 };
 
@@ -125,8 +122,8 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     // Missing tensors and files are faults of their own, so the digest is not compared.
     if (collected.faults().empty()) check_identity(contents, own, path, faults);
     if (auto whole = WholeDigest::of(contents, own, path)) later.wholes.push_back(std::move(*whole));
-    append(later.files, std::move(own));
-    append(report.faults, collected.take());
+    move_to_end(own, later.files);
+    move_to_end(collected.take(), report.faults);
     add_names(contents.notes, report.notes);
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
     contents.metadata = {};  // lists of digests take as much memory as all names
@@ -135,9 +132,9 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
 
 /// Adds the files of another checkpoint to the files to be read.
 void add_files(Contents from, Contents& to) {
-    append(to.sources, std::move(from.sources));
-    append(to.checksums, std::move(from.checksums));
-    append(to.storages, std::move(from.storages));
+    move_to_end(from.sources, to.sources);
+    move_to_end(from.checksums, to.checksums);
+    move_to_end(from.storages, to.storages);
 }
 
 /// Returns the files of ranks that were read. If the folder could not be opened, returns those that its names show:
@@ -174,7 +171,7 @@ VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, 
     check::read_rank_files(run, options.work.threads, watch, report);
     if (contents.items) check::read_items(*contents.items, options.work.threads, watch, report);
     later.compare(options.work.threads, watch, report);
-    append(report.notes, check::compare_replicas(contents, watch));
+    move_to_end(check::compare_replicas(contents, watch), report.notes);
     watch.tell();
     optimizer.path = std::move(contents.optimizer_path);
     // Files of ranks may need those of the model, which name the parameters.
@@ -188,8 +185,8 @@ void add_report(VerifyReport from, VerifyReport& to) {
     to.bytes += from.bytes;
     to.checked_bytes += from.checked_bytes;
     to.asks_for_code = to.asks_for_code || from.asks_for_code;
-    append(to.faults, std::move(from.faults));
-    append(to.notes, std::move(from.notes));
+    move_to_end(from.faults, to.faults);
+    move_to_end(from.notes, to.notes);
 }
 
 }  // namespace

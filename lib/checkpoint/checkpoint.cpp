@@ -134,16 +134,7 @@ const LazyTensor* Checkpoint::find(std::string_view name) const& noexcept { retu
 
 const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
     if (const LazyTensor* const tensor = find(name)) return *tensor;
-
-    Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(name));
-    constexpr std::size_t most = 4096;  // bounds the time of a suggestion
-    if (size() <= most) {
-        checkpoint::NearNames near(name);
-        for (const LazyTensor& tensor : *this) near.consider(tensor.name());
-        for (const LazyTensor& alias : state_->aliases) near.consider(alias.name());
-        error.with_hint(near.question());
-    }
-    throw error;
+    checkpoint::throw_not_found(name, {state_->contents.tensors, state_->aliases});
 }
 
 Residency Checkpoint::residency(const Selection& selection) const {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
@@ -54,6 +55,16 @@ std::size_t NearNames::distance(std::string_view name) const {
         }
     }
     return row.back();
+}
+
+void throw_not_found(std::string_view wanted, const std::array<std::span<const LazyTensor>, 2>& tensors) {
+    constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
+    Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(wanted));
+    NearNames near(wanted);
+    if (tensors.front().size() <= most)
+        for (const std::span<const LazyTensor> list : tensors)
+            for (const LazyTensor& tensor : list) near.consider(tensor.name());
+    throw std::move(error.with_hint(near.question()));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

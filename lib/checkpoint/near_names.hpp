@@ -1,9 +1,11 @@
 // Suggests names that a caller may have meant.
 #pragma once
 
-#include <safemap/api.hpp>
+#include <safemap/lazy_tensor.hpp>
 
+#include <array>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,5 +31,8 @@ private:
     std::vector<std::string> names_;
     std::vector<std::size_t> distances_;  // distances of names_
 };
+
+/// Throws tensor_not_found for a name that no tensor of two lists has, with a hint on names that are near.
+[[noreturn]] void throw_not_found(std::string_view wanted, const std::array<std::span<const LazyTensor>, 2>& tensors);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -98,7 +98,7 @@ struct Contents {
 std::uint64_t total_bytes(const Contents& contents);
 
 /// Moves all elements of `from` to the end of `to`.
-template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
+template <class From, class T> void move_to_end(From&& from, std::vector<T>& to) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 

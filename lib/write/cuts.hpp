@@ -1,11 +1,12 @@
 // How a file is cut for the copy engine: into streams of tensors side by side, tensors that stand apart, and strips of
-// one storage.
+// one storage. And how the units of all files are divided over processes: each gets a range of all bytes.
 #pragma once
 
 #include "lazy/blocks.hpp"
 #include "lazy/bulk.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
+#include <safemap/api.hpp>
 #include <safemap/bytes.hpp>
 
 #include <cstdint>
@@ -56,6 +57,28 @@ std::vector<Cut> cuts_of(std::span<const LazyTensor> tensors, const PlannedFile&
 /// Returns the end of a tensor of a file, counted in the file.
 inline std::uint64_t end_of(const PlannedFile& file, std::size_t tensor) noexcept {
     return tensor + 1 < file.tensors.size() ? file.tensors[tensor + 1].offset : file.size;
+}
+
+/// Units of one file that follow each other: the first has `lead` bytes, the others `block`, except the last.
+struct UnitRun {
+    std::uint32_t file = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t units = 0;
+    std::uint64_t lead = 0;
+    std::uint64_t block = 0;
+};
+
+/// The units [first, last), counted over all runs.
+struct Share {
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+};
+
+/// Returns the first unit of a rank; for rank `ranks`, the number of all units. Ranks get about the same number of
+/// bytes. A boundary near the end of a file is moved there, so that fewer files are written by two processes.
+std::uint64_t first_unit_of(std::span<const UnitRun> runs, unsigned rank, unsigned ranks);
+inline Share share_of(std::span<const UnitRun> runs, unsigned rank, unsigned ranks) {
+    return {first_unit_of(runs, rank, ranks), first_unit_of(runs, rank + 1, ranks)};
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -3,7 +3,7 @@
 
 #include "io/joined_staging.hpp"
 #include "io/replace.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/sink.hpp>
 

@@ -57,12 +57,8 @@ PlannedFolder plan_folder(const std::string& name, const Checkpoint& checkpoint,
     return folder;
 }
 
-template <class T> void append(std::vector<T>& to, std::vector<T> from) {
-    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-}
 template <class T> void prepend(std::vector<T>& to, std::vector<T> from) {
-    append(from, std::move(to));
-    to = std::move(from);
+    to.insert(to.begin(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
 void add(SaveReport::Count& to, const SaveReport::Count& from) {
@@ -89,10 +85,10 @@ void report_folder(const PlannedFolder& folder, SaveReport& report) {
     report_reading(folder.input, folder.layout, own);
     prepend(report.files, std::move(own.files));
     prepend(report.layout.files, std::move(own.layout.files));
-    append(report.skipped, std::move(own.skipped));
-    append(report.unsupported, std::move(own.unsupported));
+    state::move_to_end(own.skipped, report.skipped);
+    state::move_to_end(own.unsupported, report.unsupported);
     std::vector<std::string> notes = folder.input.notes;
-    append(notes, std::move(own.notes));
+    state::move_to_end(own.notes, notes);
     for (const std::string& note : notes) report.notes.push_back(folder.name + "/: " + note);
     report.tensors += own.tensors;
     report.bytes_read += own.bytes_read;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "io/replace.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/save.hpp>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "state/quantization.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/save.hpp>
 

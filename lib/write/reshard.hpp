@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/checksum.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 

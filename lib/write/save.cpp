@@ -4,16 +4,15 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
+#include "write/add_structure.hpp"
+#include "write/copy_extras.hpp"
 #include "write/destination.hpp"
-#include "write/extras.hpp"
 #include "write/folders.hpp"
-#include "write/plan_digest.hpp"
+#include "write/plan_keys.hpp"
 #include "write/quantized.hpp"
-#include "write/resume_key.hpp"
 #include "write/saving.hpp"
 #include "write/scaling.hpp"
 #include "write/storage_use.hpp"
-#include "write/structure.hpp"
 #include "write/target.hpp"
 #include "write/together.hpp"
 #include "write/write_files.hpp"
@@ -49,19 +48,6 @@ void add_done(SaveReport& report, write::Layout& layout) {
     report.bytes_read = layout.read_bytes;
     report.casts = std::move(layout.casts);
     report.resumed = std::move(layout.resumed);
-}
-
-/// Returns the key of the save with all its folders, or an empty string if one of the checkpoints cannot be identified.
-std::string resume_key_of_all(const Input& input, const write::Layout& layout,
-                              const std::vector<write::PlannedFolder>& folders) {
-    std::string all = write::resume_key_of(written_tensors(input.tensors, layout), layout);
-    for (const write::PlannedFolder& folder : folders) {
-        const std::string job =
-            write::resume_key_of(written_tensors(folder.input.tensors, folder.layout), folder.layout);
-        if (all.empty() || job.empty()) return {};
-        all += '-' + job;
-    }
-    return all;
 }
 
 /// A save to a path: its plan, and the work on it, by one process or several.
@@ -106,10 +92,26 @@ private:
     write::PlanDigest digest() const {
         write::PlanDigest digest;
         digest.add(options_);
-        digest.add(written_tensors(input_.tensors, layout_), layout_);
-        for (const write::PlannedFolder& folder : folders_)
-            digest.add(written_tensors(folder.input.tensors, folder.layout), folder.layout);
+        each_part([&](auto tensors, const write::Layout& layout) { digest.add(tensors, layout); });
         return digest;
+    }
+
+    /// Returns the key of the save with all its folders; an empty string if one of the checkpoints cannot be
+    /// identified.
+    std::string resume_key() const {
+        std::vector<std::string> keys;
+        each_part([&](auto tensors, const auto& layout) { keys.push_back(write::resume_key_of(tensors, layout)); });
+        if (std::find(keys.begin(), keys.end(), std::string()) != keys.end()) return {};
+        std::string all = keys.front();
+        for (std::size_t i = 1; i < keys.size(); ++i) all += '-' + keys[i];
+        return all;
+    }
+
+    /// Calls visit(tensors, layout) for the checkpoint and then for its folders, with the tensors that are written.
+    template <class Visit> void each_part(Visit&& visit) const {
+        visit(written_tensors(input_.tensors, layout_), layout_);
+        for (const write::PlannedFolder& folder : folders_)
+            visit(written_tensors(folder.input.tensors, folder.layout), folder.layout);
     }
 
     void require_equal_plans() {
@@ -125,7 +127,7 @@ private:
     void begin() {
         together_.lead([this] {
             const bool one_file = write::is_one_file(out_, options_);
-            const io::StagingOptions job{.id = one_file ? std::string() : resume_key_of_all(input_, layout_, folders_),
+            const io::StagingOptions job{.id = one_file ? std::string() : resume_key(),
                                          .resume = options_.resume,
                                          .replaced = replaced_,
                                          .durable = options_.durable};

@@ -28,8 +28,8 @@ constexpr const char* takes = nullptr;
 
 /// Options that only some kinds of saves take. The first refused one is named.
 constexpr OptionRow option_rows[] = {
-    {[](const SaveOptions& o) { return o.dtype || o.keep_dtype || !o.dtype_of.empty() || o.apply_scales; }, takes, takes,
-     "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales", takes},
+    {[](const SaveOptions& o) { return o.dtype || o.keep_dtype || !o.dtype_of.empty() || o.apply_scales; }, takes,
+     takes, "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales", takes},
     {[](const SaveOptions& o) { return o.checksums; }, takes, takes, takes, "digests"},
     {[](const SaveOptions& o) { return o.structure == StructurePolicy::keep; }, takes, takes, takes,
      "a structure document"},
@@ -47,7 +47,7 @@ constexpr OptionRow option_rows[] = {
 };
 
 /// Throws invalid_argument for an option that the kind of save in a column of the table refuses.
-void require_taken(const SaveOptions& options, const char* OptionRow::* column, const std::string& before,
+void require_taken(const SaveOptions& options, const char* OptionRow::*column, const std::string& before,
                    const std::string& after = {}) {
     for (const OptionRow& row : option_rows)
         if (row.*column != nullptr && row.is_set(options))

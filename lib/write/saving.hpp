@@ -3,7 +3,7 @@
 
 #include "base/faults.hpp"
 #include "io/replace.hpp"
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 #include "write/target.hpp"
 
 #include <filesystem>

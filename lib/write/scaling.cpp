@@ -177,15 +177,19 @@ private:
                std::none_of(kept_numbers_.begin(), kept_numbers_.end(), is_in_part);
     }
 
+    static void add_all(const Quantized& quantized, std::vector<std::uint32_t>& keep) {
+        keep.push_back(quantized.numbers);
+        keep.insert(keep.end(), quantized.scales.begin(), quantized.scales.end());
+        keep.insert(keep.end(), quantized.besides.begin(), quantized.besides.end());
+    }
+
     [[noreturn]] void refuse_packed(const state::QuantizedTensors& found) const {
         std::vector<std::uint32_t> keep;
         const Quantized* first = nullptr;
         for (const Quantized& quantized : found.all) {
             if (quantized.name.kind != state::Quantization::packed || quantized.numbers >= written_) continue;
             if (first == nullptr && !is_kept(quantized.numbers)) first = &quantized;
-            keep.push_back(quantized.numbers);
-            keep.insert(keep.end(), quantized.scales.begin(), quantized.scales.end());
-            keep.insert(keep.end(), quantized.besides.begin(), quantized.besides.end());
+            add_all(quantized, keep);
         }
         const std::string of = " (" + std::string(first->name.text) + ")";
         refuse(*first,
@@ -197,11 +201,7 @@ private:
 
     [[noreturn]] void refuse(const Quantized& quantized, const std::string& why,
                              std::vector<std::uint32_t> keep = {}) const {
-        if (keep.empty()) {
-            keep = quantized.scales;
-            keep.push_back(quantized.numbers);
-            keep.insert(keep.end(), quantized.besides.begin(), quantized.besides.end());
-        }
+        if (keep.empty()) add_all(quantized, keep);
         std::sort(keep.begin(), keep.end());
         keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
         std::erase_if(keep, [&](std::uint32_t tensor) { return tensor >= written_; });
@@ -214,10 +214,7 @@ private:
     [[noreturn]] void refuse_more_factors(const Quantized& quantized, const state::QuantizedTensors& found) const {
         std::vector<std::uint32_t> keep;
         for (const Quantized& each : found.all) {
-            if (each.more_factors.empty()) continue;
-            keep.push_back(each.numbers);
-            keep.insert(keep.end(), each.scales.begin(), each.scales.end());
-            keep.insert(keep.end(), each.besides.begin(), each.besides.end());
+            if (!each.more_factors.empty()) add_all(each, keep);
         }
         refuse(quantized,
                "its values depend on " + safemap::quoted(tensors_[quantized.more_factors.front()].name()) +
@@ -395,10 +392,6 @@ private:
     std::string_view text_;
     std::size_t at_ = 0;
 };
-
-}  // namespace
-
-namespace {
 
 /// Removes the members of a copied file that describe the quantisation.
 void remove_descriptions(ExtraFile& file, std::vector<std::string>& notes) {

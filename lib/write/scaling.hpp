@@ -2,7 +2,7 @@
 // out.
 #pragma once
 
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/save.hpp>
 

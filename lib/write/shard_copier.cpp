@@ -20,7 +20,7 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
-#include "write/digest_patch.hpp"
+#include "write/file_layout.hpp"
 #include "write/reshard.hpp"
 #include "write/together.hpp"
 

@@ -10,8 +10,7 @@
 #include "write/cuts.hpp"
 #include "write/destination.hpp"
 #include "write/evictions.hpp"
-#include "write/layout.hpp"
-#include "write/share.hpp"
+#include "write/file_layout.hpp"
 
 #include <atomic>
 #include <cstddef>

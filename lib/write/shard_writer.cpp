@@ -26,15 +26,14 @@
 #include "lazy/stored_tensor.hpp"
 #include "tensor/reach.hpp"
 #include "write/copy.hpp"
+#include "write/copy_extras.hpp"
 #include "write/coverage.hpp"
-#include "write/digest_patch.hpp"
 #include "write/evictions.hpp"
-#include "write/extras.hpp"
+#include "write/file_layout.hpp"
 #include "write/open_files.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 #include "write/target.hpp"
-#include "write/writer_slots.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -277,14 +276,7 @@ private:
 
     std::uint32_t find(std::string_view wanted) const {
         if (const auto number = names_.find(wanted, [this](std::uint32_t i) { return name(i); })) return *number;
-        Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(wanted));
-        constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
-        if (declared_.size() <= most) {
-            checkpoint::NearNames near(wanted);
-            for (const LazyTensor& tensor : declared_) near.consider(tensor.name());
-            error.with_hint(near.question());
-        }
-        throw error;
+        checkpoint::throw_not_found(wanted, {declared_, {}});
     }
 
     /// Writes a value to the region that `place` returns for its shape.
@@ -428,12 +420,9 @@ private:
         const Dtype to = value.tensor->dtype();
         report_.bytes_read = write::sum_of_sizes(report_.bytes_read, *byte_size(from, value.tensor->element_count()));
         if (from == to) return;
-        auto& casts = report_.casts;
-        auto known = std::find_if(casts.begin(), casts.end(),
-                                  [=](const SaveReport::Cast& cast) { return cast.from == from && cast.to == to; });
-        if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
-        if (cast_.emplace(number, from).second) ++known->tensors;
-        write::add_counts(*known, counts);
+        SaveReport::Cast& cast = write::cast_of(report_.casts, from, to);
+        if (cast_.emplace(number, from).second) ++cast.tensors;
+        write::add_counts(cast, counts);
     }
 
     std::filesystem::path out_;

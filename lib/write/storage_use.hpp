@@ -1,7 +1,7 @@
 // Reports how tensors are read when they are saved, and how much of their storages they reference.
 #pragma once
 
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/save.hpp>

@@ -1,5 +1,5 @@
 // Tests the key that identifies a save for resuming: it depends on where values are read, not on unused sources.
-#include "write/resume_key.hpp"
+#include "write/plan_keys.hpp"
 
 #include "doctest_safemap.hpp"
 

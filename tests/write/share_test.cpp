@@ -1,5 +1,5 @@
 // Tests how units are divided over processes.
-#include "write/share.hpp"
+#include "write/cuts.hpp"
 
 #include "doctest_safemap.hpp"
 #include "soak.hpp"

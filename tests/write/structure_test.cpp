@@ -9,11 +9,11 @@
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "state/structure.hpp"
+#include "write/add_structure.hpp"
 #include "write/everywhere.hpp"
-#include "write/layout.hpp"
-#include "write/resume_key.hpp"
+#include "write/file_layout.hpp"
+#include "write/plan_keys.hpp"
 #include "write/samples.hpp"
-#include "write/structure.hpp"
 
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>

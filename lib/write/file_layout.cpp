@@ -11,11 +11,8 @@
 // - add_file(), add_index(): the order in each file, its header, and the index. Places for digests stay zero in the
 //   headers, and are filled when the digests are known.
 // - lay_out(): runs a Planner for one file, for shards or for ranks.
-#include "write/layout.hpp"
-
-#include <safemap/advanced/dtypes.hpp>
-#include <safemap/advanced/stored_tensor.hpp>
-#include <safemap/advanced/strides.hpp>
+// - put_digests(): computes the checkpoint's digest and puts digests into heads, once they are known.
+#include "write/file_layout.hpp"
 
 #include "base/checked.hpp"
 #include "base/faults.hpp"
@@ -36,11 +33,17 @@
 #include "write/reshard.hpp"
 #include "write/shards.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include <algorithm>
 #include <deque>
 #include <iterator>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
 
@@ -215,7 +218,7 @@ private:
         if (dtype != tensor.dtype() && state::is_fp8(tensor.dtype())) ++fp8_cast_;
         layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
         layout_.read_bytes = sum_of_sizes(layout_.read_bytes, stored_bytes(tensor));
-        if (tensor.stored()->dtype() != dtype) note_cast(stored_dtype(tensor), dtype);
+        if (tensor.stored()->dtype() != dtype) ++cast_of(layout_.casts, stored_dtype(tensor), dtype).tensors;
     }
 
     /// Also skips the other names of each skipped tensor, so that no pair of the metadata names a missing tensor.
@@ -258,14 +261,6 @@ private:
                     layout_.notes.push_back(std::move(note));
                 return;
             }
-    }
-
-    void note_cast(Dtype from, Dtype to) {
-        auto& casts = layout_.casts;
-        auto known = std::find_if(casts.begin(), casts.end(),
-                                  [=](const SaveReport::Cast& cast) { return cast.from == from && cast.to == to; });
-        if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
-        ++known->tensors;
     }
 
     Split split_tensors() {
@@ -572,6 +567,13 @@ Layout& Layout::operator=(const Layout&) = default;
 Layout& Layout::operator=(Layout&&) noexcept = default;
 Layout::~Layout() = default;
 
+SaveReport::Cast& cast_of(std::vector<SaveReport::Cast>& casts, Dtype from, Dtype to) {
+    auto known = std::find_if(casts.begin(), casts.end(),
+                              [=](const SaveReport::Cast& cast) { return cast.from == from && cast.to == to; });
+    if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
+    return *known;
+}
+
 bool has_structure_tensor(const Input& input) {
     const auto structure = input.metadata.find(std::string(state::structure_key));
     return structure != input.metadata.end() && state::is_structure_apart(structure->second);
@@ -591,6 +593,43 @@ Layout lay_out(const Input& input, const SaveOptions& options, const std::option
                                         : std::move(planner).shards();
     layout.has_structure_tensor = has_structure_tensor(input);
     return layout;
+}
+
+namespace {
+
+/// Returns the digest of the checkpoint: over every name that a reader will see, with the dtype, shape and digest of
+/// its tensor. `tensors` and `digests` are by the caller's numbers.
+Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std::span<const Digest> digests) {
+    std::vector<safetensors::NamedDigest> all;
+    all.reserve(layout.tensors + layout.aliases.size());
+    std::vector<Dtype> dtypes(tensors.size());
+    const auto add = [&](std::string_view name, std::uint32_t number) {
+        all.push_back({name, dtypes[number], &tensors[number].shape(), digests[number]});
+    };
+    for (const ChosenTensor& chosen : layout.chosen) {
+        dtypes[chosen.number] = chosen.dtype;
+        const std::string& name = tensors[chosen.number].name();
+        if (!layout.has_structure_tensor || name != state::structure_tensor) add(name, chosen.number);
+    }
+    for (const auto& [name, number] : layout.aliases) add(name, number);
+    return safetensors::digest_of_all(std::move(all));
+}
+
+}  // namespace
+
+void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTensor> tensors,
+                 std::span<const Digest> digests) {
+    if (file.lists_digests) {
+        std::vector<std::pair<std::string_view, Digest>> list;
+        list.reserve(file.tensors.size());
+        for (const PlannedTensor& planned : file.tensors)
+            list.emplace_back(tensors[planned.number].name(), digests[planned.number]);
+        safetensors::put_digests(file.head, list);
+    }
+    if (!file.has_checkpoint_digest) return;
+    const Digest digest = layout.wholes.empty() ? digest_of(layout, tensors, digests)
+                                                : digest_of(layout, layout.wholes, layout.whole_digests);
+    safetensors::put_metadata(file.head, safetensors::checkpoint_digest_key, hex(digest));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

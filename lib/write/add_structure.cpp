@@ -1,5 +1,5 @@
 // Adds the structure document of a checkpoint to what is written.
-#include "write/structure.hpp"
+#include "write/add_structure.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/flatten.hpp>

@@ -1,7 +1,7 @@
 // Adds the structure document to a checkpoint that is saved.
 #pragma once
 
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/save.hpp>

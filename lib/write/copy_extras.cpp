@@ -1,5 +1,5 @@
 // Copies extras before the tensors. Extras are small, so one thread copies them.
-#include "write/extras.hpp"
+#include "write/copy_extras.hpp"
 
 #include "base/faults.hpp"
 #include "base/folder.hpp"

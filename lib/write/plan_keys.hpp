@@ -1,7 +1,7 @@
-// Digests of a plan, for processes that must have the same one.
+// Keys of a plan: of a save that an interrupted one can be resumed by, and of processes that must have the same plan.
 #pragma once
 
-#include "write/layout.hpp"
+#include "write/file_layout.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/save.hpp>
@@ -11,6 +11,10 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
+
+/// Returns 32 hex digits that are equal for equal files, with equal bytes, from the same places of the same sources.
+/// Returns an empty string if a source does not know its own identity, such as memory.
+std::string resume_key_of(std::span<const LazyTensor> tensors, const Layout& layout);
 
 /// The parts of a plan as digests: texts that are equal for equal parts.
 struct PlanDigest {

@@ -6,6 +6,7 @@
 #include "state/contents.hpp"
 #include "state/quantization.hpp"
 
+#include <safemap/lazy_tensor.hpp>
 #include <safemap/save.hpp>
 
 #include <cstdint>
@@ -79,6 +80,8 @@ inline std::span<const LazyTensor> written_tensors(std::span<const LazyTensor> t
     return layout.wholes.empty() ? tensors : std::span<const LazyTensor>(layout.parts);
 }
 
+/// Returns the counts of casts between two dtypes, which are added to `casts` if they are not there yet.
+SaveReport::Cast& cast_of(std::vector<SaveReport::Cast>& casts, Dtype from, Dtype to);
 inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcept {
     cast.values += counts.values;
     cast.overflowed += counts.overflowed;
@@ -132,5 +135,11 @@ bool has_structure_tensor(const Input& input);
 /// `options.metadata`. Throws name_collision, bad_name, unsupported_cast, shape_overflow, invalid_argument for text
 /// that is not UTF-8, and what safetensors::write_header throws.
 Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file);
+
+/// Fills the places in the head of a file of `layout`: the digests of its tensors, and the digest of the checkpoint,
+/// which needs every tensor's digest. `digests` is in the order of `tensors`, which are written_tensors(). If they are
+/// cut for ranks, the digest of the checkpoint needs `layout.whole_digests`.
+void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTensor> tensors,
+                 std::span<const Digest> digests);
 
 }  // namespace safemap::SAFEMAP_ABI::write
