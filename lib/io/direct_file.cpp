@@ -4,7 +4,6 @@
 // - everything else into aligned memory, together with the bytes around it, and copied from there
 #include "io/direct_file.hpp"
 
-#include "io/file_system.hpp"
 #include "io/system.hpp"
 
 #include <fcntl.h>

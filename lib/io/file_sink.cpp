@@ -2,7 +2,7 @@
 #include <safemap/advanced/file.hpp>
 #include <safemap/error.hpp>
 
-#include "io/replace.hpp"
+#include "io/staging.hpp"
 
 #include <memory>
 #include <optional>

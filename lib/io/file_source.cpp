@@ -1,10 +1,9 @@
 // The Source that reads a file of the file system: by mapping it or by copying.
+#include "io/cached_pages.hpp"
 #include "io/calls.hpp"
 #include "io/direct_file.hpp"
-#include "io/file_system.hpp"
 #include "io/mapping.hpp"
-#include "io/own_copy.hpp"
-#include "io/page_cache.hpp"
+#include "io/system.hpp"
 
 #include <safemap/advanced/file.hpp>
 

@@ -12,14 +12,14 @@
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
-#include "io/commit_list.hpp"
-#include "io/exchange_list.hpp"
-#include "io/joined_staging.hpp"
+#include "io/exchange.hpp"
+#include "io/in_place.hpp"
 #include "io/journal.hpp"
 #include "io/listing.hpp"
 #include "io/note.hpp"
-#include "io/old_content.hpp"
 #include "io/output.hpp"
+#include "io/recovery.hpp"
+#include "io/staged.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -51,22 +51,20 @@ Lock try_lock(int descriptor) {
 
 /// Returns true if the open file is an empty regular file, as the lock file is.
 bool is_lock(int descriptor) {
-    struct stat status = {};
-    if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine the lock");
+    const struct stat status = examine(descriptor, "the lock");
     return S_ISREG(status.st_mode) && status.st_size == 0;
 }
 
 /// Returns true if the open lock file is still the one in the sibling. Before we locked it, its former owner, or a
 /// process that took it for stale, may have removed it.
 bool still_there(int lock, int sibling) {
-    struct stat open = {};
+    const struct stat open = examine(lock, "the lock");
     struct stat named = {};
-    if (calls.fstat(lock, &open) != 0) throw system_error(errno, "examine the lock");
     if (calls.fstatat(sibling, lock_name, &named, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) return false;
         throw system_error(errno, "examine the lock");
     }
-    return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+    return same_inode(open, named);
 }
 
 /// Names of the notes in a sibling.

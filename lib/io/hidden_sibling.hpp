@@ -26,7 +26,7 @@ public:
     /// busy; already_exists if something else has the name.
     static HiddenSibling claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable = true);
     /// Takes the sibling of a dead writer with all its content; returns an empty object if nothing is there. Finishes a
-    /// commit that the writer had begun (see commit_list.hpp). Throws as claim() does.
+    /// commit that the writer had begun (see in_place.hpp). Throws as claim() does.
     static HiddenSibling recover_abandoned(int home, const std::string& name);
     /// Removes the sibling of a dead writer, if there is one.
     static void clear(int home, const std::string& name, std::vector<std::string>& notes);

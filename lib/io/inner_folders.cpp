@@ -5,7 +5,7 @@
 #include "io/calls.hpp"
 #include "io/hidden_sibling.hpp"
 #include "io/listing.hpp"
-#include "io/stamp.hpp"
+#include "io/note.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -48,10 +48,6 @@ bool is_pinned(int folder) {
 
 bool out_of_descriptors(const Error& error) { return error.code() == Errc::too_many_open_files; }
 
-bool same_inode(const struct stat& one, const struct stat& other) {
-    return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
-}
-
 /// Gives the new folder the owner, permissions and times of the old one. Returns false if that is not permitted.
 bool dress(int folder, const struct stat& old) {
     if (calls.fchownat(folder, "", old.st_uid, old.st_gid, AT_EMPTY_PATH) != 0) {
@@ -63,8 +59,7 @@ bool dress(int folder, const struct stat& old) {
         throw system_error(errno, "set the permissions of a folder in the new folder");
     const timespec times[] = {old.st_atim, old.st_mtim};
     if (calls.futimens(folder, times) != 0) throw system_error(errno, "set the times of a folder in the new folder");
-    struct stat now = {};
-    if (calls.fstat(folder, &now) != 0) throw system_error(errno, "examine a folder in the new folder");
+    const struct stat now = examine(folder, "a folder in the new folder");
     return now.st_uid == old.st_uid && now.st_gid == old.st_gid && now.st_mode == old.st_mode &&
            !has_access_list(folder);
 }
@@ -77,8 +72,7 @@ struct Linking::Run {
     std::size_t entries = 0;
 };
 
-Linking::Linking(int folder, std::string path) : folder_(folder), path_(std::move(path)) {
-    if (calls.fstat(folder_, &status_) != 0) throw system_error(errno, "examine it");
+Linking::Linking(int folder, std::string path) : folder_(folder), path_(std::move(path)), status_(examine(folder)) {
     if (calls.fstatat(AT_FDCWD, ".", &working_, 0) != 0) working_ = {};
 }
 
@@ -154,8 +148,7 @@ bool Linking::link_folder(int from_home, int to_home, const std::string& name, c
     const Descriptor from = open_inner(from_home, name);
     if (!from && means_absent(errno)) return true;  // removed meanwhile
     if (!from || !suits(from.number(), depth + 1)) return false;
-    struct stat old = {};
-    if (calls.fstat(from.number(), &old) != 0) throw system_error(errno, "examine " + safemap::quoted(path));
+    const struct stat old = examine(from.number(), safemap::quoted(path));
     const bool is_new = calls.mkdirat(to_home, name.c_str(), S_IRWXU) == 0;
     if (!is_new && errno != EEXIST) {
         if (never_possible(errno) || errno == ENOSPC || errno == EDQUOT) return false;  // in place needs no space

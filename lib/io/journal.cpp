@@ -41,8 +41,7 @@ std::optional<std::string> named_stamp(int folder, const std::string& name) {
 
 void append(int file, std::string_view text, bool durable) {
     while (!text.empty()) {
-        struct stat status = {};
-        if (calls.fstat(file, &status) != 0) throw system_error(errno, "examine the journal");
+        const struct stat status = examine(file, "the journal");
         const ssize_t count =
             uninterrupted([&] { return calls.pwrite(file, text.data(), text.size(), status.st_size); });
         if (count <= 0) throw system_error(count < 0 ? errno : EIO, "write the journal");

@@ -1,11 +1,16 @@
-// Reads notes, and replaces them atomically.
+// Reads notes, and replaces them atomically. Makes and compares stamps: words separated by one space, the inode first.
 #include "io/note.hpp"
 
+#include "base/text.hpp"
 #include "io/calls.hpp"
+#include "io/file.hpp"
 #include "io/output.hpp"
 #include "io/system.hpp"
 
+#include <fcntl.h>
+
 #include <span>
+#include <string_view>
 
 namespace safemap::SAFEMAP_ABI::io {
 
@@ -16,8 +21,7 @@ constexpr off_t largest_note = 256 << 20;
 }  // namespace
 
 std::string read_note(int note, std::string_view what) {
-    struct stat status = {};
-    if (calls.fstat(note, &status) != 0) throw system_error(errno, "examine " + std::string(what));
+    const struct stat status = examine(note, std::string(what));
     if (!S_ISREG(status.st_mode) || status.st_size > largest_note) return {};
     std::string text(static_cast<std::size_t>(status.st_size), '\0');
     std::size_t done = 0;
@@ -46,6 +50,38 @@ void put_note(int sibling, const char* name, const char* unfinished, std::option
     file.finish();
     if (calls.renameat2(sibling, unfinished, sibling, name, 0) != 0) throw failed("rename ", " into place");
     if (durable) sync_folder(sibling);
+}
+
+namespace {
+
+std::string_view without_inode(std::string_view stamp) {
+    const std::size_t space = stamp.find(' ');
+    return space == stamp.npos ? stamp : stamp.substr(space);
+}
+
+}  // namespace
+
+std::string stamp_of(const struct stat& status) {
+    if (S_ISDIR(status.st_mode)) return std::to_string(status.st_ino) + " folder";
+    return lasting_text_of(identity_of(status));
+}
+
+std::string stamp_in(int folder, const std::string& name) {
+    struct stat status = {};
+    if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return stamp_of(status);
+    if (means_absent(errno)) return {};
+    throw system_error(errno, "examine " + safemap::quoted(name));
+}
+
+bool same_stamp(const std::string& before, const std::string& now, bool inodes_last) {
+    return inodes_last ? before == now : without_inode(before) == without_inode(now);
+}
+
+bool inode_lasted(int descriptor, const std::string& was) { return inode_text(descriptor) == was; }
+
+std::string inode_text(int descriptor) {
+    const struct stat status = examine(descriptor, "the list of the save");
+    return std::to_string(status.st_ino);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -57,7 +57,7 @@ void OutputFile::allocate(std::uint64_t size) const {
     const int file = descriptor_.number();
     // Not posix_fallocate(): where a file system cannot allocate, glibc writes into every block instead.
     if (uninterrupted([&] { return calls.fallocate(file, 0, 0, length); }) == 0) return;
-    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+    if (!flags_unsupported(errno)) {
         const int number = errno;
         // Some file systems keep the part that they could allocate.
         struct stat status = {};

@@ -1,12 +1,14 @@
-// Owned file descriptors, and errors from error numbers of the system.
+// Owned file descriptors, errors from error numbers of the system, and the kinds of file systems.
 #pragma once
 
+#include <safemap/api.hpp>
 #include <safemap/error.hpp>
 
 #include <sys/stat.h>
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -67,7 +69,18 @@ Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noe
 /// fails.
 Descriptor open_inner(int home, const std::string& name) noexcept;
 
+/// Returns the status of an open file or folder. Throws an error that says "cannot examine WHAT".
+struct stat examine(int descriptor, std::string_view what = "it");
+/// Returns true if both are the status of one file or folder.
+bool same_inode(const struct stat& one, const struct stat& other) noexcept;
+
 /// Returns `path`. Throws path_not_found if it has a NUL byte, where the system would cut it off.
 const std::string& without_nul(const std::string& path);
+
+/// Returns the name of the network, cluster or FUSE file system with this magic number (statfs, f_type); empty for any
+/// other file system.
+std::string_view remote_file_system(std::uint32_t magic) noexcept;
+
+constexpr std::uint32_t overlay_magic = 0x794c'7630;
 
 }  // namespace safemap::SAFEMAP_ABI::io

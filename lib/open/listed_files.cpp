@@ -2,7 +2,7 @@
 #include "open/listed_files.hpp"
 
 #include "base/text.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 
 #include <safemap/error.hpp>
 

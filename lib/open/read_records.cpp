@@ -1,6 +1,6 @@
 // Lists the records of a torch file, for verify(). Reads its directory and none of its pickles.
 #include "base/zstd.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "open/formats.hpp"
 #include "open/readers.hpp"
 #include "pickle/zip.hpp"

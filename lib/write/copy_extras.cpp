@@ -4,7 +4,7 @@
 #include "base/faults.hpp"
 #include "base/folder.hpp"
 #include "base/text.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "write/target.hpp"
 
 #include <safemap/advanced/file.hpp>

@@ -1,7 +1,7 @@
 // Copies small files beside the tensors, as a part of the same commit.
 #pragma once
 
-#include "io/replace.hpp"
+#include "io/staging.hpp"
 #include "write/file_layout.hpp"
 
 #include <safemap/save.hpp>

@@ -10,14 +10,12 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-/// A file of a Staging, or of a JoinedStaging.
 class StagedFile final : public OpenFile {
 public:
     using Finished = std::function<void()>;
 
-    template <class Staging>
-    StagedFile(const Staging& staging, const std::string& name, bool direct_io, Finished finished)
-        : path_(staging.path_of(name)), output_(staging.reopen(name)), finished_(std::move(finished)) {
+    StagedFile(const io::StagedFiles& files, const std::string& name, bool direct_io, Finished finished)
+        : path_(files.path_of(name)), output_(files.reopen(name)), finished_(std::move(finished)) {
         if (direct_io) output_.bypass_cache();
     }
 
@@ -40,43 +38,43 @@ private:
     Finished finished_;
 };
 
-class StagedFiles final : public Destination {
+/// Files that another process has made.
+class JoinedFiles : public Destination {
 public:
-    StagedFiles(io::Staging& staging, const Layout& layout)
-        : staging_(staging), direct_io_(io::prefers_direct_io(layout.data_bytes)) {}
+    JoinedFiles(const io::StagedFiles& files, const Layout& layout)
+        : files_(files), direct_io_(io::prefers_direct_io(layout.data_bytes)) {}
 
-    std::string path_of(const PlannedFile& file) const override { return staging_.path_of(file.name); }
+    std::string path_of(const PlannedFile& file) const override { return files_.path_of(file.name); }
+    void allocate(const Layout&, const PlannedFile&) override {}  // the other process has done it
+    std::unique_ptr<OpenFile> open(const PlannedFile& file) override { return open(file, nullptr); }
+    bool reads_back() const override { return true; }
+
+protected:
+    std::unique_ptr<OpenFile> open(const PlannedFile& file, StagedFile::Finished finished) const {
+        return std::make_unique<StagedFile>(files_, file.name, direct_io_, std::move(finished));
+    }
+
+private:
+    const io::StagedFiles& files_;
+    bool direct_io_;
+};
+
+class OwnFiles final : public JoinedFiles {
+public:
+    OwnFiles(io::Staging& staging, const Layout& layout) : JoinedFiles(staging.files(), layout), staging_(staging) {}
+
     std::unique_ptr<OpenFile> adopt(const PlannedFile& file) override {
-        return staging_.adopt(file.name) ? std::make_unique<StagedFile>(staging_, file.name, false, nullptr) : nullptr;
+        if (!staging_.adopt(file.name)) return nullptr;
+        return std::make_unique<StagedFile>(staging_.files(), file.name, false, nullptr);
     }
     void allocate(const Layout& layout, const PlannedFile& file) override { write::allocate(staging_, layout, file); }
     void finished_by_other(const PlannedFile& file) override { staging_.finished_by_other(file.name); }
     std::unique_ptr<OpenFile> open(const PlannedFile& file) override {
-        return std::make_unique<StagedFile>(staging_, file.name, direct_io_,
-                                            [this, name = file.name] { staging_.finished(name); });
+        return JoinedFiles::open(file, [this, name = file.name] { staging_.finished(name); });
     }
-    bool reads_back() const override { return true; }
 
 private:
     io::Staging& staging_;
-    bool direct_io_;
-};
-
-class JoinedFiles final : public Destination {
-public:
-    JoinedFiles(const io::JoinedStaging& staging, const Layout& layout)
-        : staging_(staging), direct_io_(io::prefers_direct_io(layout.data_bytes)) {}
-
-    std::string path_of(const PlannedFile& file) const override { return staging_.path_of(file.name); }
-    void allocate(const Layout&, const PlannedFile&) override {}  // the other process has done it
-    std::unique_ptr<OpenFile> open(const PlannedFile& file) override {
-        return std::make_unique<StagedFile>(staging_, file.name, direct_io_, nullptr);
-    }
-    bool reads_back() const override { return true; }
-
-private:
-    const io::JoinedStaging& staging_;
-    bool direct_io_;
 };
 
 class SinkFile final : public OpenFile {
@@ -122,11 +120,11 @@ private:
 }  // namespace
 
 std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& layout) {
-    return std::make_unique<StagedFiles>(staging, layout);
+    return std::make_unique<OwnFiles>(staging, layout);
 }
 
-std::unique_ptr<Destination> into_joined(const io::JoinedStaging& staging, const Layout& layout) {
-    return std::make_unique<JoinedFiles>(staging, layout);
+std::unique_ptr<Destination> into_joined(const io::JoinedStaging& files, const Layout& layout) {
+    return std::make_unique<JoinedFiles>(files, layout);
 }
 
 std::unique_ptr<Destination> into_sink(Sink& sink) { return std::make_unique<OneSink>(sink); }

@@ -1,7 +1,7 @@
 // Further checkpoints of a save, written into subfolders of the target.
 #pragma once
 
-#include "io/replace.hpp"
+#include "io/staging.hpp"
 #include "write/file_layout.hpp"
 
 #include <safemap/save.hpp>

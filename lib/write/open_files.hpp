@@ -2,7 +2,7 @@
 #pragma once
 
 #include "io/output.hpp"
-#include "io/replace.hpp"
+#include "io/staging.hpp"
 #include "lazy/bulk.hpp"
 
 #include <condition_variable>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/faults.hpp"
-#include "io/replace.hpp"
+#include "io/staging.hpp"
 #include "write/file_layout.hpp"
 #include "write/target.hpp"
 

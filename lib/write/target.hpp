@@ -1,8 +1,8 @@
 // The target of a save: a file or a folder, new or replacing an old one.
 #pragma once
 
-#include "io/joined_staging.hpp"
-#include "io/replace.hpp"
+#include "io/staged.hpp"
+#include "io/staging.hpp"
 
 #include <safemap/save.hpp>
 

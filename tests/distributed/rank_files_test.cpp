@@ -4,7 +4,7 @@
 #include "doctest_safemap.hpp"
 #include "temp_dir.hpp"
 
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "pickle/memory_share.hpp"
 
 #include <atomic>

@@ -1,10 +1,10 @@
-// Tests of commit_list.hpp: the view of readers between the commit of a save and its end, and damaged lists.
-#include "io/commit_list.hpp"
+// Tests of in_place.hpp: the view of readers between the commit of a save and its end, and damaged lists.
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "io/calls.hpp"
-#include "io/folder.hpp"
-#include "io/stamp.hpp"
+#include "io/file_folder.hpp"
+#include "io/in_place.hpp"
+#include "io/note.hpp"
 #include "io/system.hpp"
 #include "temp_dir.hpp"
 

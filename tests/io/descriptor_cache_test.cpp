@@ -3,7 +3,7 @@
 
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 

@@ -1,5 +1,5 @@
 // Tests which file systems count as remote, by the kernel's numbers.
-#include "io/file_system.hpp"
+#include "io/system.hpp"
 
 #include "doctest_safemap.hpp"
 

@@ -1,7 +1,7 @@
 // Tests of file.hpp. From top to bottom: opening and reading, mapping, descriptors of the caller, private copies,
 // changed files and failing calls, folders.
 #include "doctest_safemap.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"

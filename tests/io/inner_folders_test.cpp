@@ -1,8 +1,8 @@
 // Tests saves over folders with subfolders: the subfolders are rebuilt from hard links, or the folder is not exchanged.
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
-#include "io/replace.hpp"
 #include "io/scripted_calls.hpp"
+#include "io/staging.hpp"
 #include "temp_dir.hpp"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
-// Tests of joined_staging.hpp: another process finds the files of a save by their token, and writes into them. Here,
+// Tests of JoinedStaging (staged.hpp): another process finds the files of a save by their token, and writes into them. Here,
 // the other process is the same one: it knows the target and the key only.
-#include "io/joined_staging.hpp"
 #include "doctest_safemap.hpp"
-#include "io/replace.hpp"
 #include "io/scripted_calls.hpp"
+#include "io/staged.hpp"
+#include "io/staging.hpp"
 #include "temp_dir.hpp"
 
 #include <sys/wait.h>

@@ -1,8 +1,8 @@
 // Tests which hidden folders are taken for leftovers of a power failure, and which are not.
 #include "doctest_safemap.hpp"
 #include "io/calls.hpp"
-#include "io/replace.hpp"
 #include "io/scripted_calls.hpp"
+#include "io/staging.hpp"
 #include "temp_dir.hpp"
 
 #include <sys/stat.h>

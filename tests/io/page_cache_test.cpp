@@ -1,9 +1,9 @@
 // Tests of page_cache.hpp and of files that use it: residency, prefetch and evict.
-#include "io/page_cache.hpp"
+#include "io/cached_pages.hpp"
 
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 

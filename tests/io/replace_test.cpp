@@ -1,9 +1,9 @@
 // Tests of replace.hpp and output.hpp: files and folders that appear complete or not at all. From top to bottom:
 // commits and targets, the umask, several writers, leftovers of killed writers, failing system calls, file systems
 // without some of them.
-#include "io/replace.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "io/staging.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"
 

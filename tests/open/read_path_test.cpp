@@ -3,7 +3,7 @@
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
-#include "io/glob.hpp"
+#include "io/file_folder.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>

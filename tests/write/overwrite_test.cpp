@@ -3,7 +3,7 @@
 // permissions and links, foreign indexes and models, concurrent saves, files that appear during a save.
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
-#include "io/folder.hpp"
+#include "io/file_folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/samples.hpp"

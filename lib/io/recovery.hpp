@@ -1,4 +1,5 @@
-// Removes the content of a sibling: what a save has prepared and no longer needs, or what it has replaced.
+// What dead saves have left: it is finished, resumed or removed. Also the content of a sibling, which a save no longer
+// needs, or has replaced.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -7,6 +8,19 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::io {
+
+struct Staged;
+
+/// Takes the folder at the target if a dead process has put it there as the content of this job: then its journal is
+/// still in the sibling, without the content. Otherwise leaves everything as it is, and returns false.
+bool take_published(Staged& save);
+/// Does what the dead process did not come to.
+void finish_published(Staged& save);
+/// Claims the sibling, in the place that suits the target. Takes the content of a dead process if this save resumes its
+/// job; removes what other dead saves have left there.
+void claim_sibling(Staged& save);
+/// Removes the files of the content that are not finished.
+void remove_unfinished(const Staged& save);
 
 /// Removes the content of the sibling `name` in the open folder `home`; the sibling is open as `sibling`.
 ///

@@ -1,13 +1,17 @@
-// Decides for each file in the content of a sibling: if it belongs to the save, it is deleted; if not, it is moved. A
-// folder of the save may have got files from others, so it is removed when it is empty.
-#include "io/old_content.hpp"
+// Recovers what dead saves have left. From top to bottom:
+//   take_published(), claim_sibling()   finish or resume the save of a dead process, and claim the sibling
+//   Clearing                            decides for each file in the content of a sibling: if it belongs to the save,
+//   it
+//                                       is deleted; if not, it is moved. A folder of the save may have got files from
+//                                       others, so it is removed when it is empty.
+#include "io/recovery.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
-#include "io/exchange_list.hpp"
-#include "io/hidden_sibling.hpp"
+#include "io/exchange.hpp"
 #include "io/listing.hpp"
-#include "io/stamp.hpp"
+#include "io/note.hpp"
+#include "io/staged.hpp"
 #include "io/system.hpp"
 
 #include <fcntl.h>
@@ -20,6 +24,132 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
+/// Keeps the finished files of a dead process's content. Returns false if it has not saved this job.
+bool resume(Staged& save, const HiddenSibling& dead, Descriptor& content) {
+    std::vector<std::string> done;
+    save.journal = Journal::resume(dead.folder(), content.number(), save.job, done, save.durable);
+    if (!save.journal) return false;
+    save.finished.insert(done.begin(), done.end());
+    return true;
+}
+
+bool continue_old(Staged& save, const HiddenSibling& dead) {
+    // After an exchange, the content may be the old folder.
+    struct stat status = {};
+    if (calls.fstatat(dead.folder(), exchange_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0) return false;
+    Descriptor content = open_inner(dead.folder(), HiddenSibling::content);
+    if (!content || !resume(save, dead, content)) return false;
+    save.content = std::move(content);
+    remove_unfinished(save);
+    dead.remove_token();
+    return true;
+}
+
+HiddenSibling recover_or_claim(Staged& save, int home, const std::string& name) {
+    if (save.resume && !save.job.empty() && save.is_folder()) {
+        HiddenSibling dead = HiddenSibling::recover_abandoned(home, name);
+        try {
+            if (dead && continue_old(save, dead)) return dead;
+            if (dead) dead.remove_content(save.notes);
+        } catch (...) {
+            dead.abandon();  // the next attempt may succeed
+            throw;
+        }
+    }
+    return HiddenSibling::claim(home, name, save.notes, save.durable);
+}
+
+/// Removes the sibling that a dead save left beside the folder, at a time when the folder could be exchanged. This save
+/// does not need that place, so an error is ignored.
+void clear_beside(Staged& save, const std::string& name) {
+    try {
+        HiddenSibling::clear(save.place.parent.number(), name, save.notes);
+    } catch (const Error&) {
+    }
+}
+
+/// `prefix` is the path of the open `folder` in the content.
+void remove_unfinished(const Staged& save, int folder, const std::string& prefix) {
+    for (const std::string& name : list_all(folder, save.target)) {
+        const std::string path = prefix + name;
+        if (save.finished.count(path) != 0) continue;
+        const auto below = save.finished.lower_bound(path + '/');
+        if (below == save.finished.end() || !below->starts_with(path + '/')) {
+            remove_all(folder, name);
+            continue;
+        }
+        const Descriptor inner = open_inner(folder, name);
+        if (!inner) throw system_error(errno, "open " + safemap::quoted(path) + ", which an interrupted save left");
+        remove_unfinished(save, inner.number(), path + '/');
+    }
+}
+
+}  // namespace
+
+void remove_unfinished(const Staged& save) { remove_unfinished(save, save.content.number(), {}); }
+
+bool take_published(Staged& save) {
+    struct stat found = {};
+    const std::string name = '.' + save.place.name + HiddenSibling::suffix;
+    const int parent = save.place.parent.number();
+    if (!save.resume || save.job.empty() || !save.is_folder() || !save.place.status(found) || !S_ISDIR(found.st_mode) ||
+        calls.fstatat(parent, name.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    HiddenSibling dead = HiddenSibling::recover_abandoned(parent, name);
+    if (!dead) return false;
+    try {
+        const bool has_content = calls.fstatat(dead.folder(), HiddenSibling::content, &found, AT_SYMLINK_NOFOLLOW) == 0;
+        Descriptor published = open_inner(parent, save.place.name);
+        if (has_content || !published || !resume(save, dead, published) || save.finished.empty()) {
+            save.journal = {};
+            dead.abandon();
+            return false;
+        }
+        dead.remove_token();
+        save.content = std::move(published);
+        save.sibling = std::move(dead);
+        save.state = Staged::State::published;
+        return true;
+    } catch (...) {
+        dead.abandon();
+        throw;
+    }
+}
+
+void finish_published(Staged& save) {
+    save.sync(save.place.parent.number());
+    save.sibling.remove_file(journal_name);
+    save.sibling.remove();
+    save.state = Staged::State::committed;
+}
+
+void claim_sibling(Staged& save) {
+    const int parent = save.place.parent.number();
+    const std::string beside = '.' + save.place.name + HiddenSibling::suffix;
+    if (!save.old) {
+        save.sibling = recover_or_claim(save, parent, beside);
+        return;
+    }
+    const int target = save.old.number();
+    if (!save.resume) HiddenSibling::clear(target, HiddenSibling::suffix, save.notes);
+    // The working directory is replaced in place: an exchange would leave the processes in it in the old folder.
+    save.inside = calls.is_mount_root(target) || identity_at(AT_FDCWD, ".") == save.old_identity ||
+                  !Linking(target, save.target).is_possible();
+    if (!save.inside) {
+        try {
+            save.sibling = recover_or_claim(save, parent, beside);
+            return;
+        } catch (const Error& error) {
+            if (error.code() != Errc::permission_denied) throw;
+            save.inside = true;
+        }
+    }
+    clear_beside(save, beside);
+    save.sibling = recover_or_claim(save, target, HiddenSibling::suffix);
+}
+
+namespace {
+
 constexpr int most_names = 1000;
 constexpr int most_rounds = 3;  // while others keep writing into an old folder
 
@@ -27,14 +157,13 @@ bool same_file(int folder, int other_folder, const std::string& name) {
     struct stat one = {};
     struct stat other = {};
     return calls.fstatat(folder, name.c_str(), &one, AT_SYMLINK_NOFOLLOW) == 0 &&
-           calls.fstatat(other_folder, name.c_str(), &other, AT_SYMLINK_NOFOLLOW) == 0 && one.st_dev == other.st_dev &&
-           one.st_ino == other.st_ino;
+           calls.fstatat(other_folder, name.c_str(), &other, AT_SYMLINK_NOFOLLOW) == 0 && same_inode(one, other);
 }
 
 /// Renames without replacing anything. Returns the error number, 0 for success.
 int move(int from, const std::string& name, int to, const std::string& new_name) {
     if (calls.renameat2(from, name.c_str(), to, new_name.c_str(), RENAME_NOREPLACE) == 0) return 0;
-    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return errno;
+    if (!flags_unsupported(errno)) return errno;
     struct stat there = {};
     if (calls.fstatat(to, new_name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0) return EEXIST;
     if (errno != ENOENT) return errno;
@@ -92,7 +221,7 @@ private:
     void require_same(int folder, const std::string& name, const struct stat& status) const {
         struct stat now = {};
         if (calls.fstat(folder, &now) != 0) throw failed(name);
-        if (now.st_dev == status.st_dev && now.st_ino == status.st_ino) return;
+        if (same_inode(now, status)) return;
         errno = EBUSY;
         throw failed(name);
     }

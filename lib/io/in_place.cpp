@@ -1,4 +1,4 @@
-// Reads, checks, writes and carries out commit lists. The format is NUL-terminated lines:
+// Commits in place: reads, checks, writes and carries out commit lists. The format is NUL-terminated lines:
 // 1. the version
 // 2. the inode of the list itself
 // 3. pairs of lines: "+" and a name to move, or "-" and a name to remove; then the stamp of the old file of that name
@@ -10,15 +10,15 @@
 //   - read_all(), parse(): from the open list to a CommitList.
 //   - Home, make_folder(), move_file(), move_files(): carry out the list, and flush before the last file is moved.
 //   - The public functions: write_commit_list(), read_commit_list(), finish_commit().
-#include "io/commit_list.hpp"
+//   - commit_in_place(): a save that does all of this.
+#include "io/in_place.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/file.hpp"
-#include "io/hidden_sibling.hpp"
 #include "io/note.hpp"
 #include "io/output.hpp"
-#include "io/stamp.hpp"
+#include "io/staged.hpp"
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -232,7 +232,7 @@ void move_file(int content, int folder, const CommitList& list, const CommitList
     bool done = renamed(entry.before.empty() ? RENAME_NOREPLACE : 0);
     if (!done && errno == EEXIST) throw written_to(entry.name);
     // This file system does not support flags of rename.
-    if (!done && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)) done = renamed(0);
+    if (!done && flags_unsupported(errno)) done = renamed(0);
     if (!done) throw system_error(errno, "move " + safemap::quoted(entry.name) + " into place");
 }
 
@@ -254,8 +254,7 @@ void move_files(int folder, const CommitList& list, bool durable) {
 
 void write_commit_list(int sibling, int folder, std::span<const std::string> files,
                        std::span<const std::string> removed, bool durable) {
-    struct stat status = {};
-    if (calls.fstat(folder, &status) != 0) throw system_error(errno, "examine it");
+    const struct stat status = examine(folder);
     const mode_t mode = (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR;
     put_note(sibling, commit_list_name, new_list_name, mode, list_path, durable, [&](int note) {
         const bool has_folders = std::any_of(
@@ -301,6 +300,34 @@ void finish_commit(int folder, bool durable) {
     }
     if (durable) sync_folder(folder);
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
+}
+
+void commit_in_place(Staged& save) {
+    save.sync_content();
+    const int target = save.old.number();
+    if (!save.inside) {
+        // The content was to be exchanged with the folder, so it is on the same file system.
+        if (const int number = save.sibling.move(target, HiddenSibling::suffix))
+            throw system_error(number, "move the new files into it");
+        save.inside = true;
+    }
+    const std::vector<std::string>& files = save.ours.files;
+    std::vector<std::string> removed;
+    for (const std::string& name : save.ours.old)
+        if (std::find(files.begin(), files.end(), name) == files.end()) removed.push_back(name);
+    open_to_readers(save);
+    write_commit_list(save.sibling.folder(), target, files, removed, save.durable);
+    save.state = Staged::State::committed;
+    try {
+        save.sync(target);  // the entry of the sibling
+        finish_commit(target, save.durable);
+        save.clear_sibling();
+    } catch (Error& error) {
+        save.sibling.abandon();
+        throw error.with_hint(
+            "the new checkpoint is committed: safemap reads it, and the next save into this folder finishes the "
+            "move; other programs may see a mix of old and new files");
+    }
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -1,5 +1,5 @@
 // Calls mincore, cachestat, madvise and posix_fadvise.
-#include "io/page_cache.hpp"
+#include "io/cached_pages.hpp"
 
 #include "io/calls.hpp"
 #include "io/system.hpp"

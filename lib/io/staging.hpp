@@ -2,19 +2,11 @@
 // meanwhile.
 #pragma once
 
-#include "io/hidden_sibling.hpp"
-#include "io/inner_folders.hpp"
-#include "io/journal.hpp"
-#include "io/output.hpp"
-#include "io/system.hpp"
+#include "io/staged.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,13 +16,6 @@ namespace safemap::SAFEMAP_ABI::io {
 /// Throws already_exists if anything is at `target`, even a dangling link; path_not_found if the folder around it does
 /// not exist.
 void require_absent(const std::filesystem::path& target);
-
-/// The treatment of a file or folder that already is at the target.
-enum class Existing : std::uint8_t {
-    refuse,   ///< error; it stays unchanged
-    replace,  ///< replaced when the new one is complete
-    merge,    ///< folder whose files all stay; error if a new name is taken at the commit
-};
 
 /// How a save is resumed, and what it guarantees.
 struct StagingOptions {
@@ -50,13 +35,13 @@ struct StagingOptions {
 /// permissions of the file that it replaces. A folder is replaced in one of two ways:
 /// - by exchange: the sibling is beside the folder. It gets hard links to the files that stay, in rebuilt inner
 ///   folders; then one rename exchanges the two. At every moment the path leads to the old folder or to the new one. A
-///   list on the disk says what is exchanged (see exchange_list.hpp).
+///   list on the disk says what is exchanged (see exchange.hpp).
 /// - in place, if the inner folders cannot be rebuilt (see Linking), the folder is the root of a mount or the working
 ///   directory, the folder around it is not writable, or the file system has no hard links or no exchange. The sibling
-///   is inside the folder; a commit list on the disk says what to do, then that is done (see commit_list.hpp).
+///   is inside the folder; a commit list on the disk says what to do, then that is done (see in_place.hpp).
 class Staging {
 public:
-    enum class Kind : std::uint8_t { file, folder };
+    using Kind = StagedFiles::Kind;
 
     /// Locks the place and prepares the sibling. Follows a link to a folder; a link to a file is itself replaced.
     ///
@@ -83,10 +68,10 @@ public:
     void add_folder(const std::string& name);
     /// Creates a new file in the folder. For Kind::file: creates the file itself, and ignores `name`.
     OutputFile add(const std::string& name);
-    /// Opens such a file again after it was closed.
-    OutputFile reopen(const std::string& name) const;
-    /// Returns the final path of the file, for messages.
-    std::string path_of(const std::string& name) const;
+    /// The files that were added, to be opened again.
+    const StagedFiles& files() const noexcept { return save_; }
+    OutputFile reopen(const std::string& name) const { return save_.reopen(name); }
+    std::string path_of(const std::string& name) const { return save_.path_of(name); }
 
     /// Lets other processes write into the files that were added: they make a JoinedStaging of the text that this
     /// returns. Until commit(), the sibling has a file by which they know it.
@@ -107,89 +92,18 @@ public:
     /// the commit list fails, the new content counts, and a hint says so.
     void commit(std::span<const std::string> old_files = {});
     /// Returns sentences about what could not be removed, and about files that were renamed.
-    const std::vector<std::string>& notes() const noexcept { return notes_; }
+    const std::vector<std::string>& notes() const noexcept { return save_.notes; }
 
 private:
-    struct Place {
-        Place(const std::filesystem::path& target, bool follow);
-        void require_absent() const;
-        /// Returns true if something has the name, with its status.
-        bool status(struct stat& found) const;
-
-        std::string target;  ///< path for messages
-        std::string name;    ///< in its folder
-        Descriptor parent;
-    };
-    friend void require_absent(const std::filesystem::path& target);
-    friend class JoinedStaging;
-
-    /// Returns the folder that files are created in.
-    int files_folder() const noexcept { return kind_ == Kind::folder ? content_.number() : sibling_.folder(); }
-    const char* name_in_folder(const std::string& name) const noexcept;
-
-    void examine_old();
+    void examine_old(const std::string& replaced);
     void lock_old() const;
-    void claim();
-    void clear_beside(const std::string& name);
-    HiddenSibling recover_or_claim(int home, const std::string& name);
-    bool continue_old(const HiddenSibling& dead);
-    void remove_unfinished(int folder, const std::string& prefix) const;
     void create_content();
-    bool take_published();
-    void finish_published();
-
-    void sync(int folder) const;
-    void set_permissions(std::span<const std::string> old_files) const;
     void require_free() const;
-    void set_permissions(const std::string& file, const struct stat& old, bool there) const;
-    void set_folder_permissions() const;
-    void open_to_readers() const;
-    void set_final_mode() const;
-    void appear();
-    void appear_without_flags();
-    void exchange_file();
-    bool exchange_folder(std::span<const std::string> old_files);
-    bool link_what_stays(std::span<const std::string> old_files);
-    void unlink_what_stays();
-    void sync_content() const;
-    int exchange();
-    std::string identity_at(int folder, const char* name) const;
-    void list_exchange(std::span<const std::string> old_files) const;
-    void link_latecomers(std::span<const std::string> old_files) const noexcept;
-    void clear_sibling();
-    bool is_only_ours() const;
-    bool holds_only_ours(int folder, const std::string& prefix) const;
-    void remove_journal();
-    void commit_in_place(std::span<const std::string> old_files);
 
-    Place place_;
-    Kind kind_;
-    bool merges_ = false;             ///< the folder must not have any of the new files
-    bool replaces_ = false;           ///< something is at the target
-    std::optional<mode_t> old_mode_;  ///< mode of the target
-    Descriptor old_;                  ///< the target, if it is a folder; locked
-    std::string old_identity_;        ///< identity of the target
-    std::string new_identity_;        ///< identity of the content, if there is no target
-    bool inside_ = false;             ///< the sibling is inside the target
-    bool has_token_ = false;          ///< the sibling has a token
-    HiddenSibling sibling_;
-    Descriptor content_;  ///< for Kind::folder: the future target, in the sibling
+    Staged save_;
+    bool merges_;             ///< the folder must not have any of the new files
+    bool has_token_ = false;  ///< the sibling has a token
     std::mutex journaling_;
-    StagingOptions job_;
-    Journal journal_;
-    std::set<std::string, std::less<>> finished_;  ///< by a dead process, and then by this one
-    std::vector<std::string> files_;
-    std::vector<std::string> folders_;  ///< inner folders of these files
-    std::vector<std::string> notes_;
-    Linked linked_;  ///< links in the content to the files that stay
-    enum class State : std::uint8_t {
-        preparing,
-        published,  ///< a dead process has put the content at the target
-        kept,       ///< the save has ended, and the next one resumes it
-        appeared,   ///< content is at the target, which was free
-        exchanged,  ///< content is at the target, old target in the sibling
-        committed,
-    } state_ = State::preparing;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::io

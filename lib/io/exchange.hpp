@@ -1,5 +1,5 @@
-// The exchange list: what an exchange of two files or folders is about to swap. It is on the disk before the exchange.
-// The process that cleans up after the exchange learns from the list which files it may delete.
+// Puts the content of a save at its target by one rename, or exchanges the two. What an exchange is about to swap is in
+// a list on the disk, from which the process that cleans up after it learns which files it may delete.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -12,10 +12,24 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
+struct Staged;
+
+/// Renames the content into place if nothing is at the target.
+void appear(Staged& save);
+/// Replaces a file. An exchange can be taken back if flushing fails. If the file system has no exchange, a plain rename
+/// replaces the file. Throws file_changed if the target has changed since the save began.
+void exchange_file(Staged& save);
+/// Replaces a folder by exchange, with links in the new one to the files that stay. Returns false if this folder cannot
+/// be exchanged; then nothing has changed. Throws file_changed, likewise.
+bool exchange_folder(Staged& save);
+/// Takes the content back that is at the target, if it is only ours: for a caller that got an error. Leaves the sibling
+/// to the next save if that fails.
+void take_back(Staged& save) noexcept;
+
 inline constexpr const char* exchange_list_name = "exchange";
 inline constexpr const char* new_exchange_list_name = "exchange.new";
 
-/// Stamps (see stamp.hpp) by their paths in the two folders. A file whose stamp is in the list belongs to the save,
+/// Stamps (see note.hpp) by their paths in the two folders. A file whose stamp is in the list belongs to the save,
 /// which may delete it from the content of its sibling: the new model or, after the exchange, the old one. Every other
 /// file belongs to another program. A folder in the list may be deleted once it is empty.
 class ExchangeList {

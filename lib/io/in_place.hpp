@@ -1,5 +1,5 @@
-// The commit list: the remaining steps of a save in place, that is, into a folder that cannot be exchanged as a whole.
-// The list is on the disk before the first step.
+// The commit in place, into a folder that cannot be exchanged as a whole: file by file, under the commit list, which is
+// on the disk before the first step.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -11,19 +11,24 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
+struct Staged;
+
+/// Replaces a folder in place. After an error past the commit list, the new content counts, and a hint says so.
+void commit_in_place(Staged& save);
+
 /// The steps that finish a save. The list is a file in the sibling inside the folder: `.safemap-tmp/commit`. As soon as
 /// the list exists, the new content counts: readers look for a listed file in the sibling's content first (see
 /// open_folder()), and the next save finishes the commit of a process that died.
 struct CommitList {
     struct Entry {
         std::string name;         ///< a file of the folder, or a relative path through inner folders
-        std::string before = {};  ///< stamp of the old file or folder (see stamp.hpp); empty if there was none
+        std::string before = {};  ///< stamp of the old file or folder (see note.hpp); empty if there was none
 
         friend bool operator==(const Entry&, const Entry&) = default;
     };
     std::vector<Entry> files;    ///< to move from the content into the folder; the file that names the others is last
     std::vector<Entry> removed;  ///< files of the folder to remove after that, in this order
-    bool inodes_last = true;     ///< false if the inodes in the stamps are to be ignored (see stamp.hpp)
+    bool inodes_last = true;     ///< false if the inodes in the stamps are to be ignored (see note.hpp)
 
     friend bool operator==(const CommitList&, const CommitList&) = default;
 };

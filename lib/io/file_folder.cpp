@@ -1,23 +1,29 @@
 // A directory as a Folder. The directory stays open, so neither chdir nor a rename of the directory changes which files
-// the Folder reads.
+// the Folder reads. Globs are expanded by glob(3).
+#include "io/file_folder.hpp"
+
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/calls.hpp"
-#include "io/commit_list.hpp"
 #include "io/file.hpp"
-#include "io/folder.hpp"
+#include "io/in_place.hpp"
 #include "io/listing.hpp"
 #include "io/mapping.hpp"
 
 #include <safemap/advanced/file.hpp>
+#include <safemap/error.hpp>
 
 #include <fcntl.h>
+#include <glob.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -114,8 +120,7 @@ public:
         struct stat beside = {};
         const bool is_same = calls.fstatat(descriptor_->number(), name.c_str(), &linked, 0) == 0 &&
                              calls.fstatat(descriptor_->number(), last.c_str(), &beside, AT_SYMLINK_NOFOLLOW) == 0 &&
-                             S_ISDIR(beside.st_mode) && linked.st_dev == beside.st_dev &&
-                             linked.st_ino == beside.st_ino;
+                             S_ISDIR(beside.st_mode) && same_inode(linked, beside);
         return is_same && last != "." && last != ".." ? last : std::string();
     }
 
@@ -145,7 +150,7 @@ public:
         struct stat here = {};
         struct stat there = {};
         if (calls.fstat(descriptor_->number(), &here) != 0 || calls.fstatat(AT_FDCWD, path_.c_str(), &there, 0) != 0 ||
-            here.st_dev != there.st_dev || here.st_ino != there.st_ino)
+            !same_inode(here, there))
             return true;
         try {
             if (read_commit_list(descriptor_->number()) != commit_) return true;
@@ -198,6 +203,27 @@ std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path, Map
     io::Descriptor descriptor = io::open_at(AT_FDCWD, name.c_str(), O_RDONLY | O_DIRECTORY);
     if (!descriptor) throw io::system_error(errno, "open it as a folder").with_path(name);
     return std::make_shared<io::FileFolder>(std::move(descriptor), path, mapping);
+}
+
+bool is_glob(const std::filesystem::path& path) {
+    if (path.native().find_first_of("*?[") == std::string::npos) return false;
+    std::error_code ignored;
+    return !std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
+}
+
+std::vector<std::filesystem::path> paths_matching(const std::filesystem::path& glob) {
+    glob_t found = {};
+    const std::unique_ptr<glob_t, decltype(&::globfree)> freed(&found, &::globfree);
+    // GLOB_NOSORT: the order of ::glob() depends on the locale.
+    const int status = ::glob(glob.c_str(), GLOB_NOSORT, nullptr, &found);
+    if (status == GLOB_NOSPACE) throw Error(Errc::out_of_memory, "not enough memory for the matches of a glob");
+    std::vector<std::filesystem::path> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    const auto is_dots = [](const std::filesystem::path& path) {
+        return path.filename() == "." || path.filename() == "..";
+    };
+    if (!is_dots(glob)) std::erase_if(paths, is_dots);  // `.*` means hidden files
+    std::sort(paths.begin(), paths.end());
+    return paths;
 }
 
 }  // namespace safemap::SAFEMAP_ABI
