@@ -4,11 +4,9 @@
 #include "base/checked.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
-#include "check/rank_files.hpp"
-#include "check/replicas.hpp"
 #include "check/stored_digests.hpp"
-#include "check/stored_items.hpp"
 #include "check/stretches.hpp"
+#include "check/training_files.hpp"
 #include "check/whole_digest.hpp"
 #include "open/readers.hpp"
 

@@ -1,4 +1,5 @@
-// Makes checkpoints from a checkpoint: some of its tensors, other names, a part of its tree.
+// Makes checkpoints from a checkpoint: some of its tensors, other names, a part of its tree. Writes its structure
+// document anew.
 #include <safemap/advanced/names.hpp>
 #include <safemap/advanced/structure.hpp>
 
@@ -127,6 +128,18 @@ private:
     std::map<std::string, std::string> pairs_;
     std::unordered_set<std::string_view> ties_;  // other names that are in the metadata
 };
+
+/// Returns the tree that unflatten() would give for a file of tensors without a document.
+StateTree flat_tree(const Checkpoint& checkpoint) {
+    StateTree tree;
+    StateTree::Dict dict;
+    for (const NamedTensor& named : all_names(checkpoint)) {
+        const StateTree::NodeId key = tree.add(std::string(named.name));
+        dict.items.emplace_back(key, tree.add(StateTree::Tensor{.tensor = checkpoint.tensor(named.tensor)}));
+    }
+    tree.set_root(tree.add(std::move(dict)));
+    return tree;
+}
 
 /// Returns the tree, with an object in the place of each tensor that is not selected.
 StateTree selected_tree(const Checkpoint& checkpoint) {
@@ -257,6 +270,27 @@ const LazyTensor* Origin::find(const Checkpoint& checkpoint, std::string_view na
     if (!number || *number >= now.numbers.size() || now.numbers[*number] == Checkpoint::State::not_selected)
         return nullptr;
     return &now.contents.tensors[now.numbers[*number]];
+}
+
+// ---- the structure document
+
+std::string checkpoint::document_of(const Checkpoint& checkpoint, const std::function<void(const LazyTensor&)>& named) {
+    const state::StoredName stored_name = [&](const std::string& name) -> std::optional<std::string> {
+        const LazyTensor* const tensor = Origin::find(checkpoint, name);
+        if (tensor == nullptr) return std::nullopt;
+        named(*tensor);
+        return tensor->name();
+    };
+    if (checkpoint.tree() != nullptr) return state::structure_of(*checkpoint.tree(), stored_name);
+    return state::structure_of(flat_tree(Origin::of(checkpoint)), stored_name);
+}
+
+const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept {
+    return Origin::lost_without_structure(checkpoint);
+}
+
+std::string structure_of(const Checkpoint& checkpoint) {
+    return checkpoint::document_of(checkpoint, [](const LazyTensor&) {});
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,5 +1,5 @@
 // Reads the tensors that a model expects, from a checkpoint or from JSON.
-#include "checkpoint/expected.hpp"
+#include "checkpoint/load_plan.hpp"
 
 #include "base/checked.hpp"
 #include "base/faults.hpp"

@@ -6,6 +6,7 @@
 #include <safemap/advanced/structure.hpp>
 #include <safemap/checkpoint.hpp>
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,5 +31,8 @@ struct Origin {
     static bool has_tree(const Checkpoint& checkpoint) noexcept;
     static bool is_flat(const Checkpoint& checkpoint);
 };
+
+/// Returns safemap::structure_of(checkpoint). Calls `named` with each tensor that the document names.
+std::string document_of(const Checkpoint& checkpoint, const std::function<void(const LazyTensor&)>& named);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

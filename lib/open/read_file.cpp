@@ -1,7 +1,9 @@
-// Reads one file with the reader that the table of formats gives.
+// Reads one file with the reader that the table of formats gives. Turns the contents of a torch file into names and
+// tensors.
 #include "base/faults.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
+#include "open/read_torch.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -67,6 +69,28 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
     if (options.strict_globals) return read_strictly(source, options, faults);
     Contents contents = read_by_itself(source, options, faults);
     if (auto whole = read_whole(source, contents, options)) return *std::move(whole);
+    return contents;
+}
+
+// ---- files of torch
+
+void add_globals(const torch::NamedGlobals& globals, const std::string& prefix, Contents& contents) {
+    for (NamedGlobal named : globals.all()) {
+        named.record.insert(0, prefix);
+        contents.globals.push_back(std::move(named));
+    }
+    if (const auto note = globals.note()) contents.notes.push_back(prefix + *note);
+    contents.asks_for_code = contents.asks_for_code || globals.asks_for_code();
+}
+
+Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals) {
+    Contents contents;
+    contents.notes = std::move(archive.notes);
+    if (archive.flat) state::set_flat(contents, std::move(*archive.flat));
+    else state::set_tree(contents, std::move(archive.tree));
+    add_globals(globals, {}, contents);
+    contents.storages = std::move(archive.storages);
+    contents.checksums = std::move(archive.records);
     return contents;
 }
 

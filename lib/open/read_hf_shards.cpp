@@ -4,7 +4,6 @@
 #include "distributed/hf_shards.hpp"
 #include "open/formats.hpp"
 #include "open/readers.hpp"
-#include "open/structure.hpp"
 #include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/sharding_info.hpp"
 

@@ -6,14 +6,15 @@
 #include "io/file_folder.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
-#include "open/listed_files.hpp"
-#include "open/stale_copy.hpp"
+#include "open/readers.hpp"
 
 #include <safemap/advanced/file.hpp>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,49 @@
 namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
+
+/// A list of files as a folder, for readers of checkpoints with several files.
+class ListedFiles final : public Folder {
+public:
+    using Paths = std::map<std::string, std::filesystem::path, std::less<>>;
+
+    ListedFiles(std::string name, Paths paths, Mapping mapping)
+        : name_(std::move(name)), paths_(std::move(paths)), mapping_(mapping) {}
+
+    const std::string& name() const noexcept override { return name_; }
+    std::vector<std::string> list() const override {
+        std::vector<std::string> names;
+        for (const auto& file : paths_) names.push_back(file.first);
+        return names;
+    }
+    std::shared_ptr<const Source> open(std::string_view file) const override {
+        const auto found = paths_.find(file);
+        if (found != paths_.end()) return open_file(found->second, mapping_);
+        return open_folder(name_, mapping_)->open(file);
+    }
+
+private:
+    std::string name_;
+    Paths paths_;
+    Mapping mapping_;
+};
+
+/// Returns a folder of these files, which need not be in one folder of the file system: each has its own name without
+/// the path. It is called after the folder of the first file, where open() finds other files, such as a manifest, too.
+/// Opens nothing. Throws rank_repeated if two files have the same name.
+std::shared_ptr<const Folder> listed_files(std::span<const std::filesystem::path> files, Mapping mapping) {
+    ListedFiles::Paths paths;
+    for (const std::filesystem::path& path : files) {
+        const auto [known, fresh] = paths.emplace(path.filename().native(), path);
+        if (fresh) continue;
+        throw Error(Errc::rank_repeated, "two of the files are called " + safemap::quoted(known->first) +
+                                             "; the other one is " + excerpt(known->second.native()))
+            .with_path(path.native());
+    }
+    std::string name = files.empty() ? std::string() : files.front().parent_path().native();
+    if (name.empty()) name = ".";
+    return std::make_shared<ListedFiles>(std::move(name), std::move(paths), mapping);
+}
 
 /// An exception for a save that has replaced the contents of a folder while they were read.
 struct Replaced {};

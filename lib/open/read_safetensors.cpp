@@ -1,9 +1,7 @@
 // Reads one safetensors file.
 #include "lazy/stored_tensor.hpp"
 #include "open/formats.hpp"
-#include "open/olmo.hpp"
 #include "open/readers.hpp"
-#include "open/structure.hpp"
 #include "safetensors/header.hpp"
 
 #include <utility>

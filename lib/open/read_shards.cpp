@@ -5,7 +5,6 @@
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
 #include "open/readers.hpp"
-#include "open/structure.hpp"
 #include "pickle/memory_share.hpp"
 #include "safetensors/index.hpp"
 

@@ -120,4 +120,19 @@ FileNames optimizer_files(const Folder& folder, const FileNames& files);
 /// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.
 bool has_optimizer(const std::filesystem::path& path);
 
+/// Sets the tree that the names spell, and gives tensors the names that they have in it. Does so only if every name is
+/// the base64 of a pickle of (tuple of keys, bool: the value is pickled), and every such value can be read. Otherwise
+/// leaves names and tensors as they are, and adds a note if a value cannot be read. Throws unknown_global as `options`
+/// say.
+void take_olmo_names(Contents& contents, const OpenOptions& options);
+
+/// Moves the document, if there is one, from the metadata and the tensors to `tree`, and removes its digest from the
+/// metadata. Reports bad_structure and checksum_mismatch. The lenient policy drops a document with such a fault and
+/// adds a note. A digest without a document stays in the metadata.
+void take_structure(Contents& contents, Policy policy, FaultSink& faults);
+
+/// Adds a note if `path`, which has been read to `contents`, and the file beside it with the other ending do not have
+/// the same fingerprint, or no longer have it. Ignores faults of the other file.
+void note_stale_copy(const std::filesystem::path& path, const OpenOptions& options, Contents& contents);
+
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -49,6 +49,8 @@ constexpr std::size_t most_written = 20 * longest_document;
 constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // exact in every reader of JSON
 /// Place of the version in `{"v":1`.
 constexpr std::size_t version_place = 5;
+/// Begins metadata that names the tensor of the document.
+constexpr std::string_view apart_head = R"({"v":1,"tensor":)";
 constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
 bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
@@ -469,5 +471,25 @@ const StateTree::Opaque& unstored_tensor() {
 std::string structure_of(const StateTree& tree, const StoredName& stored_name) {
     return Writer(tree, stored_name).run();
 }
+
+// ---- the place of the document: the metadata of safetensors, or a tensor that the metadata names
+
+std::string structure_apart(const Digest& document) {
+    return std::string(apart_head) + '"' + std::string(state::structure_tensor) + R"(","xxh3_128":")" + hex(document) +
+           "\"}";
+}
+
+bool is_structure_apart(std::string_view metadata) noexcept { return metadata.starts_with(apart_head); }
+
+std::optional<std::string> structure_digest(std::string_view metadata) {
+    if (!is_structure_apart(metadata)) return digest_of_structure(metadata);
+    constexpr std::size_t digits = 32;
+    constexpr std::size_t after = 2;  // the length of "}
+    if (metadata.size() < digits + after) return std::nullopt;
+    const auto digest = digest_of_hex(metadata.substr(metadata.size() - digits - after, digits));
+    return digest && structure_apart(*digest) == metadata ? std::optional(hex(*digest)) : std::nullopt;
+}
+
+std::string digest_of_structure(std::string_view document) { return hex(xxh3(std::as_bytes(std::span(document)))); }
 
 }  // namespace safemap::SAFEMAP_ABI::state

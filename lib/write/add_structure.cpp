@@ -8,7 +8,6 @@
 
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
-#include "checkpoint/structure.hpp"
 #include "state/fingerprint.hpp"
 #include "state/structure.hpp"
 

@@ -1,5 +1,5 @@
 // Tests that verify() reads the files of all ranks of a training run, a few at a time, and reports every fault of them.
-#include "check/rank_files.hpp"
+#include "check/training_files.hpp"
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"

@@ -1,5 +1,5 @@
 // Tests the comparison of weights that several ranks hold whole.
-#include "check/replicas.hpp"
+#include "check/training_files.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 

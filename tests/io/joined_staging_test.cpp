@@ -1,5 +1,5 @@
-// Tests of JoinedStaging (staged.hpp): another process finds the files of a save by their token, and writes into them. Here,
-// the other process is the same one: it knows the target and the key only.
+// Tests of JoinedStaging (staged.hpp): another process finds the files of a save by their token, and writes into them.
+// Here, the other process is the same one: it knows the target and the key only.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "io/staged.hpp"

@@ -3,8 +3,7 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "checkpoint/expected.hpp"
-#include "checkpoint/fill.hpp"
+#include "checkpoint/load_plan.hpp"
 #include "checkpoint/prefixes.hpp"
 
 #include <safemap/advanced/fold.hpp>

@@ -1,5 +1,5 @@
 // Makes tensors of any size over a source that repeats a few bytes.
-#include "checkpoint/fill.hpp"
+#include "checkpoint/load_plan.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/small_floats.hpp>
