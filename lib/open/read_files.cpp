@@ -12,12 +12,6 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-/// The contents and faults of one file.
-struct OneOfThem {
-    Contents contents = {};
-    std::vector<Error> faults = {};
-};
-
 /// The file that owns each name. A name has one owner.
 class Names {
 public:
@@ -42,15 +36,15 @@ public:
         joined_.contents.tensors.reserve(tensors);  // claimed names must not move
     }
 
-    void add(OneOfThem& one, std::uint32_t file) {
-        for (Error& fault : one.faults) faults_.fault(std::move(fault));
-        if (one.contents.sources.empty()) return;  // nothing of the file could be read
+    void add(Contents& one, std::vector<Error>& faults, std::uint32_t file) {
+        for (Error& fault : faults) faults_.fault(std::move(fault));
+        if (one.sources.empty()) return;  // nothing of the file could be read
         std::vector<LazyTensor>& tensors = joined_.contents.tensors;
-        for (LazyTensor& tensor : one.contents.tensors) {
+        for (LazyTensor& tensor : one.tensors) {
             tensors.push_back(std::move(tensor));
             if (!claim(tensors.back().name(), file)) tensors.pop_back();
         }
-        for (AliasGroup& group : one.contents.aliases) {
+        for (AliasGroup& group : one.aliases) {
             AliasGroup kept;
             kept.reserve(group.size());
             for (std::string& name : group) {
@@ -59,7 +53,7 @@ public:
             }
             if (kept.size() > 1) joined_.contents.aliases.push_back(std::move(kept));
         }
-        joined_.add(one.contents, sources_[file]->name());
+        joined_.add(one, sources_[file]->name());
     }
 
     Contents take() { return std::move(joined_.contents); }
@@ -89,24 +83,34 @@ void require_all_shards(std::span<const std::shared_ptr<const Source>> sources) 
 
 }  // namespace
 
+std::vector<std::vector<Error>> read_each(std::size_t files, const Work& work,
+                                          const std::function<void(std::size_t, FaultSink&)>& read) {
+    std::vector<std::vector<Error>> faults(files);
+    const Watch watch(work.monitor, "opening", 0);
+    parallel_for_pickles(files, work.threads, [&](std::size_t i) {
+        watch.check_stop();
+        CollectFaults found;
+        reporting(found, [&] { read(i, found); });
+        faults[i] = found.take();
+    });
+    return faults;
+}
+
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults) {
     if (sources.empty()) throw Error(Errc::invalid_argument, "no files to open");
     require_all_shards(sources);
-    std::vector<OneOfThem> files(sources.size());
-    const Watch watch(options.work.monitor, "opening", 0);
-    parallel_for_pickles(files.size(), options.work.threads, [&](std::size_t i) {
-        watch.check_stop();
-        CollectFaults found;
-        reporting(found, [&] { files[i].contents = read_file(sources[i], options, found); });
-        files[i].faults = found.take();
-        state::drop_tree(files[i].contents);
-    });
+    std::vector<Contents> files(sources.size());
+    std::vector<std::vector<Error>> found =
+        read_each(files.size(), options.work, [&](std::size_t i, FaultSink& own) {
+            files[i] = read_file(sources[i], options, own);
+            state::drop_tree(files[i]);
+        });
 
     std::size_t tensors = 0;
-    for (const OneOfThem& file : files) tensors += file.contents.tensors.size();
+    for (const Contents& file : files) tensors += file.tensors.size();
     Merge merge(sources, tensors, faults);
-    for (std::uint32_t i = 0; i < files.size(); ++i) merge.add(files[i], i);
+    for (std::uint32_t i = 0; i < files.size(); ++i) merge.add(files[i], found[i], i);
     return merge.take();
 }
 

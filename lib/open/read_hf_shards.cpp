@@ -1,6 +1,4 @@
 // Reads Hugging Face shards: safetensors files that hold parts of tensors (DCP_SHARDING_INFO).
-#include "base/pool.hpp"
-#include "base/watch.hpp"
 #include "distributed/hf_shards.hpp"
 #include "open/formats.hpp"
 #include "open/readers.hpp"
@@ -40,22 +38,16 @@ std::shared_ptr<const Source> open_shard(const Folder& folder, const std::string
 /// Reads the files side by side and joins them.
 Contents join_files(const Folder& folder, const FileNames& names, const OpenOptions& options, FaultSink& faults) {
     std::vector<distributed::HfFile> files(names.size());
-    std::vector<std::vector<Error>> found(names.size());
-    const Watch watch(options.work.monitor, "opening", 0);
-    parallel_for(files.size(), options.work.threads, [&](std::size_t i, unsigned) {
-        watch.check_stop();
+    auto found = read_each(files.size(), options.work, [&](std::size_t i, FaultSink& own) {
         files[i].name = names[i];
-        CollectFaults own;
-        reporting(own, [&] {
-            const auto source = open_shard(folder, names[i]);
-            PathSink with_path(own, source->name());
-            read_hf_file(source, options, with_path, files[i]);
-        });
-        found[i] = own.take();
-        files[i].sound = found[i].empty();
+        const auto source = open_shard(folder, names[i]);
+        PathSink with_path(own, source->name());
+        read_hf_file(source, options, with_path, files[i]);
     });
-    for (std::vector<Error>& each : found)
-        for (Error& fault : each) faults.fault(std::move(fault));
+    for (std::size_t i = 0; i < files.size(); ++i) {
+        files[i].sound = found[i].empty();
+        for (Error& fault : found[i]) faults.fault(std::move(fault));
+    }
     return distributed::join_hf_shards(std::move(files), faults);
 }
 

@@ -5,7 +5,6 @@
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
 #include "open/readers.hpp"
-#include "pickle/memory_share.hpp"
 #include "safetensors/index.hpp"
 
 #include <algorithm>
@@ -64,16 +63,12 @@ void add_shards_beside(const Folder& folder, const Index& index, std::vector<Sha
     }
 }
 
-void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) {
-    CollectFaults faults;
-    reporting(faults, [&] {
-        const auto source = folder.open(shard.name);
-        shard.missing = source == nullptr;
-        shard.path = source ? source->name() : folder.name() + "/" + shard.name;
-        if (source) shard.contents = read_file(source, options, faults);
-        state::drop_tree(shard.contents);
-    });
-    shard.faults = faults.take();
+void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard, FaultSink& faults) {
+    const auto source = folder.open(shard.name);
+    shard.missing = source == nullptr;
+    shard.path = source ? source->name() : folder.name() + "/" + shard.name;
+    if (source) shard.contents = read_file(source, options, faults);
+    state::drop_tree(shard.contents);
 }
 
 /// A collector of the tensors that the index names. It takes them from the shards, in order.
@@ -244,14 +239,14 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
     add_shards_beside(folder, index, shards);
-    const Watch watch(options.work.monitor, "opening", 0);
-    parallel_for_pickles(shards.size(), options.work.threads, [&](std::size_t i) {
-        watch.check_stop();
-        read_shard(folder, options, shards[i]);
+    auto found = read_each(shards.size(), options.work, [&](std::size_t i, FaultSink& own) {
+        read_shard(folder, options, shards[i], own);
     });
 
     ShardMerge merge(index, faults);
-    for (Shard& shard : shards) {
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+        Shard& shard = shards[i];
+        shard.faults = std::move(found[i]);
         if (shard.beside) merge.list(shard);
         else merge.add(shard);
     }

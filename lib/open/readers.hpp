@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::open {
 
@@ -44,6 +45,9 @@ Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOpt
 /// same name.
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults);
+/// Calls read(i, faults) for each of several files, on as many threads as `work` says. Returns the faults of each.
+std::vector<std::vector<Error>> read_each(std::size_t files, const Work& work,
+                                          const std::function<void(std::size_t i, FaultSink& faults)>& read);
 /// Reads the files of several ranks. `files` are paths in `folder` that begin with the folder of the rank. Merges
 /// nothing.
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
