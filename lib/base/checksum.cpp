@@ -1,7 +1,7 @@
 // Computes checksums with xxHash and zlib. No other file includes xxHash.
 #include "base/checksum.hpp"
 
-#include "base/hex.hpp"
+#include "base/encodings.hpp"
 #include "base/text.hpp"
 
 #include <xxhash.h>

@@ -1,8 +1,6 @@
 // Implements the process-wide pool: its threads sleep until a loop asks for help.
 #include "base/pool.hpp"
 
-#include "base/interruption.hpp"
-
 #include <safemap/error.hpp>
 
 #include <pthread.h>
@@ -22,6 +20,7 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
+
 namespace {
 
 constexpr std::chrono::milliseconds tick_interval{100};
@@ -203,6 +202,23 @@ void parallel_for(std::size_t count, unsigned threads, const std::function<void(
     // Move the exception out: a helper that comes too late may keep the loop alive longer than the caller keeps the
     // exception.
     if (loop->first_error) std::rethrow_exception(std::exchange(loop->first_error, nullptr));
+}
+
+namespace {
+
+thread_local Interruption* innermost = nullptr;
+
+}  // namespace
+
+Interruption::Interruption(std::function<void()> question)
+    : question_(std::move(question)), outer_(std::exchange(innermost, this)) {}
+
+Interruption::~Interruption() { innermost = outer_; }
+
+bool Interruption::possible() noexcept { return innermost != nullptr; }
+
+void Interruption::ask() {
+    for (const Interruption* each = innermost; each != nullptr; each = each->outer_) each->question_();
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,5 @@
-// A bounded, process-wide thread pool. The calling thread takes part in the work.
+// A bounded, process-wide thread pool. The calling thread takes part in the work. A long read asks whether the
+// operation that it belongs to still wants it.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -35,8 +36,28 @@ unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexce
 ///
 /// If `tick` is given, the calling thread calls it between its own calls of work(), and at least ten times a second
 /// while it waits for others. An exception of tick() counts as one before all calls of work(). A long read in work()
-/// asks (base/interruption.hpp): then the calling thread calls tick(), and a read ends after an exception before it.
+/// asks (Interruption): then the calling thread calls tick(), and a read ends after an exception before it.
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
+
+/// A question that long reads of this thread ask while the object lives: parallel_for() installs one for its work. The
+/// question throws to stop the read. Objects of one thread nest, and end in the reverse order.
+class Interruption {
+public:
+    explicit Interruption(std::function<void()> question);
+    ~Interruption();
+    Interruption(const Interruption&) = delete;
+    Interruption& operator=(const Interruption&) = delete;
+
+    /// Returns true if ask() has a question to ask on this thread.
+    static bool possible() noexcept;
+    /// Asks all questions of this thread, the newest first. A question may run code of the caller, so no lock may be
+    /// held. Cheap, but not free: meant for every 50 ms of work.
+    static void ask();
+
+private:
+    std::function<void()> question_;
+    Interruption* outer_;
+};
 
 }  // namespace safemap::SAFEMAP_ABI

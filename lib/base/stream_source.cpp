@@ -9,7 +9,7 @@
 // Tested by tests/base/inflate_test.cpp, zstd_test.cpp and stream_index_test.cpp.
 #include "base/stream_source.hpp"
 
-#include "base/interruption.hpp"
+#include "base/pool.hpp"
 #include "base/text.hpp"
 
 #include <safemap/error.hpp>

@@ -1,10 +1,10 @@
 // Digests of checkpoints, and of single tensors.
 #include <safemap/digest.hpp>
 
-#include "base/hex.hpp"
+#include "base/encodings.hpp"
 #include "check/hasher.hpp"
 #include "lazy/page_cache.hpp"
-#include "safetensors/checkpoint_digest.hpp"
+#include "safetensors/digests.hpp"
 
 #include <safemap/advanced/names.hpp>
 #include <safemap/error.hpp>

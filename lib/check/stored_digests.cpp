@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "check/whole_digest.hpp"
 #include "open/formats.hpp"
-#include "safetensors/checkpoint_digest.hpp"
+#include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 
 #include <algorithm>

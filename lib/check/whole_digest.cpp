@@ -4,7 +4,7 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "check/hasher.hpp"
-#include "safetensors/checkpoint_digest.hpp"
+#include "safetensors/digests.hpp"
 
 #include <algorithm>
 #include <unordered_map>

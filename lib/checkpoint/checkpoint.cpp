@@ -7,7 +7,7 @@
 #include "checkpoint/state.hpp"
 #include "lazy/page_cache.hpp"
 #include "open/formats.hpp"
-#include "safetensors/checkpoint_digest.hpp"
+#include "safetensors/digests.hpp"
 #include "state/fingerprint.hpp"
 #include "state/flat_dict.hpp"
 

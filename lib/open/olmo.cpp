@@ -3,7 +3,7 @@
 // ever unpickled. Tested by tests/open/olmo_test.cpp and, with names that Python wrote, by tests/interop/structure.py.
 #include "open/readers.hpp"
 
-#include "base/base64.hpp"
+#include "base/encodings.hpp"
 #include "base/text.hpp"
 #include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"

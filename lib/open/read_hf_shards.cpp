@@ -2,7 +2,7 @@
 #include "distributed/hf_shards.hpp"
 #include "open/formats.hpp"
 #include "open/readers.hpp"
-#include "safetensors/checkpoint_digest.hpp"
+#include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
 
 #include <map>

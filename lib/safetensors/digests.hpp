@@ -1,13 +1,22 @@
-// The digests that safemap stores in files that it writes. Other readers see them as metadata.
+// The digests that safemap stores in files that it writes, which other readers see as metadata: of tensors, and of a
+// whole checkpoint with all names, dtypes, shapes and values.
 #pragma once
 
 #include "base/checksum.hpp"
+#include "base/sha256.hpp"
 
+#include <safemap/dtype.hpp>
+#include <safemap/shape.hpp>
+
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::safetensors {
 
@@ -38,5 +47,24 @@ void put_metadata(std::string& head, std::string_view key, std::string_view valu
 void put_digests(std::string& head, std::span<const std::pair<std::string_view, Digest>> tensors);
 /// Returns the value of a metadata key in such a header or index. Throws header_bad_metadata if the key is missing.
 std::string metadata_in(std::string_view head, std::string_view key);
+
+/// A name with dtype, shape and digest of its tensor.
+struct NamedDigest {
+    std::string_view name;
+    Dtype dtype = {};
+    const Shape* shape = nullptr;
+    std::span<const std::byte> digest = {};  ///< valid while it is in use
+};
+
+/// Returns the digest defined by CheckpointDigests::checkpoint, for tensors in any order: XXH3-128, or SHA-256.
+Digest digest_of_all(std::vector<NamedDigest> tensors);
+Sha256Digest sha256_of_all(std::vector<NamedDigest> tensors);
+
+/// Finds the names of tied tensors that save_model() of the safetensors package dropped: it leaves metadata[dropped] =
+/// kept. Calls alias(dropped, number) for each key that is another name of a tensor; `number_of` finds tensors by their
+/// own names.
+void for_each_alias(std::span<const std::pair<std::string, std::string>> metadata,
+                    const std::function<std::optional<std::uint32_t>(std::string_view)>& number_of,
+                    const std::function<void(const std::string& dropped, std::uint32_t number)>& alias);
 
 }  // namespace safemap::SAFEMAP_ABI::safetensors

@@ -9,7 +9,7 @@
 //   references  to a path that was read before, which may be a container that is not closed yet
 #include "state/structure.hpp"
 
-#include "base/base64.hpp"
+#include "base/encodings.hpp"
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"

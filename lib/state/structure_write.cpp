@@ -9,7 +9,7 @@
 //     JSON        tags, separators, and the limit of the depth
 #include "state/structure.hpp"
 
-#include "base/base64.hpp"
+#include "base/encodings.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "lazy/same_tensor.hpp"

@@ -21,7 +21,6 @@
 #include "lazy/scaled.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "names/file_names.hpp"
-#include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"

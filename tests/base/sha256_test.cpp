@@ -1,7 +1,7 @@
 // Tests SHA-256 against a slow reference, for any pieces, and the error of a build without SHA-256.
 #include "base/sha256.hpp"
 
-#include "base/hex.hpp"
+#include "base/encodings.hpp"
 #include "doctest_safemap.hpp"
 #include "torch/sha256.hpp"
 

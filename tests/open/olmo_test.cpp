@@ -5,7 +5,7 @@
 
 #include "containers.hpp"
 
-#include "base/base64.hpp"
+#include "base/encodings.hpp"
 
 #include <algorithm>
 

@@ -1,7 +1,8 @@
-// Encodes and decodes Base64: three bytes are four characters.
-#include "base/base64.hpp"
+// Turns bytes into hexadecimal digits and base64, and base64 into bytes.
+#include "base/encodings.hpp"
 
 #include <cstdint>
+#include <string_view>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -41,6 +42,17 @@ std::optional<std::string> from_base64(std::string_view text) {
     // Several texts can decode to the same bytes; accept only the one that to_base64() returns.
     if (to_base64(bytes) != text) return std::nullopt;
     return bytes;
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string text;
+    text.reserve(2 * bytes.size());
+    for (const std::byte byte : bytes) {
+        text += digits[std::to_integer<unsigned>(byte) >> 4];
+        text += digits[std::to_integer<unsigned>(byte) & 15];
+    }
+    return text;
 }
 
 }  // namespace safemap::SAFEMAP_ABI
