@@ -8,7 +8,7 @@
 #include "base/zstd.hpp"
 #include "distributed/dcp_forge.hpp"
 #include "fuzz_target.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "zstd_frames.hpp"
 
 #include <safemap/error.hpp>

@@ -3,7 +3,7 @@
 // shards with this text: what opens has only tensors that its parts cover.
 #include "distributed/hf_forge.hpp"
 #include "fuzz_target.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "safetensors/sharding_info.hpp"
 
 #include <cstdint>

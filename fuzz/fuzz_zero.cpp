@@ -6,7 +6,7 @@
 // the rest is the pickle itself.
 #include "distributed/zero_forge.hpp"
 #include "fuzz_target.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/error.hpp>
 

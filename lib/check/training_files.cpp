@@ -10,7 +10,7 @@
 #include "base/text.hpp"
 #include "base/zstd.hpp"
 #include "check/stretches.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/error.hpp>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/watch.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "state/contents.hpp"
 #include "state/stored_places.hpp"
 

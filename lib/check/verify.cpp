@@ -8,7 +8,7 @@
 #include "check/stretches.hpp"
 #include "check/training_files.hpp"
 #include "check/whole_digest.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <algorithm>
 #include <functional>

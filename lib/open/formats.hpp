@@ -1,7 +1,7 @@
 // Recognises the format of a file: one table has the tests, the names and the readers of all formats.
 #pragma once
 
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <cstdint>
 #include <string>

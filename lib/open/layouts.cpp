@@ -5,7 +5,7 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "names/model_names.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>

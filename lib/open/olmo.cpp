@@ -1,7 +1,7 @@
 // Recognises names that OLMo wrote (olmo/safetensors_util.py, 2024) and builds the tree that they spell. Each name is a
 // pickle in base64, and each value that is not a tensor is a pickle in a U8 tensor. Both are read inertly: nothing is
 // ever unpickled. Tested by tests/open/olmo_test.cpp and, with names that Python wrote, by tests/interop/structure.py.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "base/encodings.hpp"
 #include "base/text.hpp"

@@ -7,7 +7,7 @@
 #include "distributed/zero/read_zero.hpp"
 #include "names/zero_files.hpp"
 #include "names/file_names.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/advanced/file.hpp>
 

@@ -3,7 +3,7 @@
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "pickle/memory_share.hpp"
 
 #include <utility>

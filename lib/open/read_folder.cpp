@@ -3,7 +3,7 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "open/layouts.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "safetensors/shard_files.hpp"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Reads Hugging Face shards: safetensors files that hold parts of tensors (DCP_SHARDING_INFO).
 #include "distributed/hf_shards.hpp"
 #include "open/formats.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
 

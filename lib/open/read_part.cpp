@@ -8,7 +8,7 @@
 #include "distributed/values.hpp"
 #include "names/file_names.hpp"
 #include "open/layouts.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/advanced/text.hpp>
 

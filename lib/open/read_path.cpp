@@ -6,7 +6,7 @@
 #include "io/file_folder.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include <safemap/advanced/file.hpp>
 

@@ -2,7 +2,7 @@
 #include "base/zstd.hpp"
 #include "io/file_folder.hpp"
 #include "open/formats.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "pickle/zip.hpp"
 
 #include <filesystem>

@@ -1,7 +1,7 @@
 // Reads one safetensors file.
 #include "lazy/stored_tensor.hpp"
 #include "open/formats.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "safetensors/header.hpp"
 
 #include <utility>

@@ -4,7 +4,7 @@
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "safetensors/index.hpp"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Reads files that torch wrote into the contents of a checkpoint.
 #pragma once
 
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "torch/archive.hpp"
 #include "torch/named_globals.hpp"
 

@@ -1,6 +1,6 @@
 // Compares the fingerprints of a `.pt` and the safetensors file that it was converted to, side by side: a note says if
 // one is stale, and neither is preferred. Tested by tests/open/stale_copy_test.cpp.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "base/text.hpp"
 #include "names/file_names.hpp"

@@ -1,5 +1,5 @@
 // Takes the structure document of a checkpoint out of its metadata and tensors.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "base/faults.hpp"
 #include "base/json.hpp"

@@ -6,7 +6,7 @@
 #include "distributed/dcp/read_dcp.hpp"
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "zstd_frames.hpp"
 
 #include <safemap/tensor_view.hpp>

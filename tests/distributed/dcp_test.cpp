@@ -5,7 +5,7 @@
 
 #include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "pickle/memory_share.hpp"
 #include "soak.hpp"
 #include "zstd_frames.hpp"

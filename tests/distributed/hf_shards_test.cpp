@@ -4,7 +4,7 @@
 
 #include "distributed/hf_forge.hpp"
 #include "doctest_safemap.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "reference/random_boxes.hpp"
 #include "soak.hpp"
 

@@ -4,7 +4,7 @@
 #include "distributed/zero_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 #include "soak.hpp"
 
 #include <iterator>

@@ -4,7 +4,7 @@
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 namespace layouts_test {
 

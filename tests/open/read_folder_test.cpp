@@ -1,5 +1,5 @@
 // Tests which files of a folder are the checkpoint.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"

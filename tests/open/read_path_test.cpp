@@ -1,5 +1,5 @@
 // Tests the paths that name several files: globs, lists of files, a model with the state of its optimizer beside it.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"

@@ -1,5 +1,5 @@
 // Tests that an index and its shards agree.
-#include "open/readers.hpp"
+#include "open/read.hpp"
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
