@@ -331,13 +331,8 @@ std::vector<checkpoint::NamedShape> shapes_of(const std::vector<std::string>& lo
 void note_prefix(const Names& a, const Names& b, DiffReport& report) {
     const auto only_in_a = shapes_of(report.only_in_a, a);
     const auto only_in_b = shapes_of(report.only_in_b, b);
-    const auto note = [&report](const std::string& prefix, const char* has, const char* lacks) {
-        if (prefix.empty()) return;
-        report.notes.push_back(std::string("names of ") + has + " begin with " + safemap::quoted(prefix) +
-                               "; without it, they are the names of " + lacks);
-    };
-    note(checkpoint::certain_prefix(only_in_b, only_in_a), "A", "B");
-    note(checkpoint::certain_prefix(only_in_a, only_in_b), "B", "A");
+    checkpoint::note_prefix(checkpoint::certain_prefix(only_in_b, only_in_a), "A", "B", report.notes);
+    checkpoint::note_prefix(checkpoint::certain_prefix(only_in_a, only_in_b), "B", "A", report.notes);
 }
 
 /// Adds notes on names that only one side has, for a tensor that both sides have under another name.

@@ -74,6 +74,15 @@ template <class Hash> std::string digest_by(const LazyTensor& tensor) {
     return hex(hasher.of(0));
 }
 
+/// Returns the result of `work`, a template of the hash of an algorithm.
+template <class Work> auto with_hash(DigestAlgorithm algorithm, Work&& work) {
+    switch (algorithm) {
+        case DigestAlgorithm::xxh3_128: return work.template operator()<Xxh3>();
+        case DigestAlgorithm::sha256: return work.template operator()<Sha256>();
+    }
+    throw Error(Errc::invalid_argument, "unknown digest algorithm");
+}
+
 }  // namespace
 
 std::string_view name(DigestAlgorithm algorithm) noexcept {
@@ -85,19 +94,11 @@ std::string_view name(DigestAlgorithm algorithm) noexcept {
 }
 
 CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options) {
-    switch (options.algorithm) {
-        case DigestAlgorithm::xxh3_128: return digests_by<Xxh3>(checkpoint, options);
-        case DigestAlgorithm::sha256: return digests_by<Sha256>(checkpoint, options);
-    }
-    throw Error(Errc::invalid_argument, "unknown digest algorithm");
+    return with_hash(options.algorithm, [&]<class Hash>() { return digests_by<Hash>(checkpoint, options); });
 }
 
 std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
-    switch (algorithm) {
-        case DigestAlgorithm::xxh3_128: return digest_by<Xxh3>(tensor);
-        case DigestAlgorithm::sha256: return digest_by<Sha256>(tensor);
-    }
-    throw Error(Errc::invalid_argument, "unknown digest algorithm");
+    return with_hash(algorithm, [&]<class Hash>() { return digest_by<Hash>(tensor); });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

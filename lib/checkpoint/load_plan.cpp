@@ -236,12 +236,8 @@ private:
         const Items unexpected = items_of(plan_.unexpected);
         plan_.checkpoint_prefix = checkpoint::certain_prefix(missing, unexpected);
         plan_.model_prefix = checkpoint::certain_prefix(unexpected, missing);
-        if (!plan_.checkpoint_prefix.empty())
-            plan_.notes.push_back("names of the checkpoint begin with " + safemap::quoted(plan_.checkpoint_prefix) +
-                                  "; without it, they are the names of the model");
-        if (!plan_.model_prefix.empty())
-            plan_.notes.push_back("names of the model begin with " + safemap::quoted(plan_.model_prefix) +
-                                  "; without it, they are the names of the checkpoint");
+        checkpoint::note_prefix(plan_.checkpoint_prefix, "the checkpoint", "the model", plan_.notes);
+        checkpoint::note_prefix(plan_.model_prefix, "the model", "the checkpoint", plan_.notes);
     }
 
     const Checkpoint& checkpoint_;

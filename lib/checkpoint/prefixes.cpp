@@ -3,6 +3,7 @@
 #include "checkpoint/prefixes.hpp"
 
 #include "base/name_index.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
 #include <array>
@@ -55,6 +56,13 @@ std::string certain_prefix(const Names& bare, const Names& full) {
         certain = prefix;
     }
     return certain;
+}
+
+void note_prefix(const std::string& prefix, std::string_view has, std::string_view lacks,
+                 std::vector<std::string>& notes) {
+    if (prefix.empty()) return;
+    notes.push_back(std::string("names of ").append(has) + " begin with " + safemap::quoted(prefix) +
+                    "; without it, they are the names of " + std::string(lacks));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

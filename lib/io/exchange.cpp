@@ -59,16 +59,10 @@ bool ExchangeList::knows_whole(const struct stat& status) const {
     return knows({}, stamp_of_whole(status));
 }
 
-bool ExchangeList::knows(const std::string& path, const std::string& stamp) const {
-    const auto [begin, end] = entries_.equal_range(path);
-    return std::any_of(begin, end,
-                       [&](const auto& entry) { return same_stamp(entry.second.stamp, stamp, inodes_last_); });
-}
-
-bool ExchangeList::stays(const std::string& path, const std::string& stamp) const {
+bool ExchangeList::knows(const std::string& path, const std::string& stamp, std::optional<Role> role) const {
     const auto [begin, end] = entries_.equal_range(path);
     return std::any_of(begin, end, [&](const auto& entry) {
-        return entry.second.role == Role::stays && same_stamp(entry.second.stamp, stamp, inodes_last_);
+        return (!role || entry.second.role == role) && same_stamp(entry.second.stamp, stamp, inodes_last_);
     });
 }
 

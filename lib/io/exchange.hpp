@@ -48,8 +48,7 @@ public:
     /// Returns true if `status` is the content or the target as it was listed. Always true for a folder if inodes are
     /// not comparable, for example after the folder was copied.
     bool knows_whole(const struct stat& status) const;
-    bool knows(const std::string& path, const std::string& stamp) const;
-    bool stays(const std::string& path, const std::string& stamp) const;
+    bool knows(const std::string& path, const std::string& stamp, std::optional<Role> role = {}) const;
 
     /// Writes the list into the open `sibling`. Flushes it to the disk if `durable`.
     void write(int sibling, bool durable = true) const;

@@ -47,28 +47,27 @@ template <class Wanted> std::vector<std::string> list(int folder, const std::str
     return names;
 }
 
+std::vector<std::string> sorted(std::vector<std::string> names) {
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
 }  // namespace
 
 std::vector<std::string> list_files(int folder, const std::string& path) {
-    auto names = list(folder, path, [folder](const dirent& entry) { return is_of(DT_REG, folder, entry); });
-    std::sort(names.begin(), names.end());
-    return names;
+    return sorted(list(folder, path, [folder](const dirent& entry) { return is_of(DT_REG, folder, entry); }));
 }
 
 std::vector<std::string> list_folders(int folder, const std::string& path) {
-    auto names = list(folder, path, [folder](const dirent& entry) { return is_of(DT_DIR, folder, entry); });
-    std::sort(names.begin(), names.end());
-    return names;
+    return sorted(list(folder, path, [folder](const dirent& entry) { return is_of(DT_DIR, folder, entry); }));
 }
 
 std::vector<std::string> list_inner_folders(int folder, const std::string& path) {
-    auto names = list(folder, path, [folder](const dirent& entry) {
+    return sorted(list(folder, path, [folder](const dirent& entry) {
         struct stat status = {};
         if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
         return calls.fstatat(folder, entry.d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode);
-    });
-    std::sort(names.begin(), names.end());
-    return names;
+    }));
 }
 
 std::vector<std::string> list_all(int folder, const std::string& path) {

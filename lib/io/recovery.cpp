@@ -250,7 +250,7 @@ private:
         int number = move(folder, name, target, name);
         // The target has a hard link to the previous file. Another process has replaced that file here since, so this
         // one is newer.
-        if (number == EEXIST && list_->stays(path, stamp_in(target, name)))
+        if (number == EEXIST && list_->knows(path, stamp_in(target, name), ExchangeList::Role::stays))
             number = calls.renameat2(folder, name.c_str(), target, name.c_str(), 0) == 0 ? 0 : errno;
         // EEXIST, or ENOTDIR: a folder takes the place of a file.
         if (number == EEXIST || number == ENOTDIR) {

@@ -71,8 +71,6 @@ RunFiles files_of_run(const std::filesystem::path& path);
 /// Reads a folder of DeepSpeed, whose shape is deepspeed or universal.
 Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
-Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                        const OpenOptions& options);
 /// Files of ranks: names in the folder.
 struct RankSet {
     std::shared_ptr<const Folder> folder = {};

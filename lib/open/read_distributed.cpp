@@ -40,12 +40,8 @@ distributed::ZeroTag tag_of(const std::shared_ptr<const Folder>& folder, const F
 
 Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options) {
-    return distributed::read_zero(tag_of(folder, shape), options);
-}
-
-Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                        const OpenOptions& options) {
-    return distributed::read_universal_tag(tag_of(folder, shape), options);
+    const bool universal = shape.kind == ShapeKind::universal;
+    return (universal ? distributed::read_universal_tag : distributed::read_zero)(tag_of(folder, shape), options);
 }
 
 Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model) {

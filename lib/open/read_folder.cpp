@@ -59,13 +59,6 @@ Contents read_zero(const std::shared_ptr<const Folder>& folder, const FolderShap
     return contents;
 }
 
-Contents read_zero_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                             const OpenOptions& options, FaultSink& faults) {
-    Contents contents;
-    reporting(faults, [&] { about_file(folder->name(), [&] { contents = read_universal(folder, shape, options); }); });
-    return contents;
-}
-
 Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
                   FaultSink& faults) {
     Contents contents;
@@ -97,11 +90,10 @@ struct Reader {
 };
 
 constexpr Reader readers[] = {
-    {ShapeKind::index, read_indexed},   {ShapeKind::file, read_only_file},
-    {ShapeKind::shards, read_numbered}, {ShapeKind::megatron_ranks, read_megatron},
-    {ShapeKind::deepspeed, read_zero},  {ShapeKind::universal, read_zero_universal},
-    {ShapeKind::rank_files, read_set},  {ShapeKind::ranks_lack, read_set},
-    {ShapeKind::dcp, read_metadata},    {ShapeKind::hf_shards, read_hf_shards},
+    {ShapeKind::index, read_indexed},           {ShapeKind::file, read_only_file}, {ShapeKind::shards, read_numbered},
+    {ShapeKind::megatron_ranks, read_megatron}, {ShapeKind::deepspeed, read_zero}, {ShapeKind::universal, read_zero},
+    {ShapeKind::rank_files, read_set},          {ShapeKind::ranks_lack, read_set}, {ShapeKind::dcp, read_metadata},
+    {ShapeKind::hf_shards, read_hf_shards},
 };
 
 bool is_deepspeed(const FolderShape& shape) {

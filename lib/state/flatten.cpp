@@ -415,29 +415,23 @@ private:
         for (auto& [number, group] : aliases_) out_.aliases.push_back(std::move(group));
         note_repeats();
         note_opaque();
-        if (plain_.count > 0) {
-            lost_without_structure(counted(plain_.count, "value is not a tensor", "values are not tensors") +
-                                   ", for example " + plain_.example + kept_by_structure);
-        }
-        if (attributes_.count > 0) {
-            lost_without_structure(
-                counted(attributes_.count, "dictionary has attributes", "dictionaries have attributes") +
-                " (such as _metadata), for example " + attributes_.example + kept_by_structure);
-        }
-        if (own_attributes_.count > 0) {
-            lost_without_structure(counted(own_attributes_.count, "tensor has attributes", "tensors have attributes") +
-                                   " of their own, for example " + own_attributes_.example + kept_by_structure);
-        }
-        if (parameters_.count > 0) {
-            lost_without_structure(counted(parameters_.count, "tensor is a Parameter or requires a gradient",
-                                           "tensors are Parameters or require gradients") +
-                                   ", for example " + parameters_.example + kept_by_structure);
-        }
+        note_lost(plain_, "value is not a tensor", "values are not tensors");
+        note_lost(attributes_, "dictionary has attributes (such as _metadata)",
+                  "dictionaries have attributes (such as _metadata)");
+        note_lost(own_attributes_, "tensor has attributes of their own", "tensors have attributes of their own");
+        note_lost(parameters_, "tensor is a Parameter or requires a gradient",
+                  "tensors are Parameters or require gradients");
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
                  (unnamed_.count == 1 ? "is" : "are") + " left out: all names together are longer than " +
                  std::to_string(max_name_bytes) + " bytes, which no safetensors header can hold");
         }
+    }
+
+    void note_lost(const Tally& tally, std::string_view one, std::string_view many) {
+        if (tally.count > 0)
+            lost_without_structure(counted(tally.count, one, many) + ", for example " + tally.example +
+                                   kept_by_structure);
     }
 
     void note_repeats() {

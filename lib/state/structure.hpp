@@ -7,6 +7,7 @@
 #include <safemap/advanced/flatten.hpp>
 #include <safemap/state_tree.hpp>
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -23,6 +24,11 @@ inline constexpr std::string_view structure_tensor = "~structure";
 inline constexpr std::size_t longest_inline_structure = 1U << 20;
 /// Most arrays and objects inside each other in a document: common readers of JSON accept this many.
 inline constexpr unsigned deepest_structure = 500;
+
+// Tags of a document, in the order of StateTree::Sequence::Kind, StateTree::Constant::Kind and StateTree::Opaque::Form.
+inline constexpr std::array<std::string_view, 5> sequence_tags{"l", "t", "set", "fset", "size"};
+inline constexpr std::array<std::string_view, 5> constant_tags{"dtype", "device", "layout", "npdtype", "g"};
+inline constexpr std::array<std::string_view, 4> opaque_tags{"o", "q", "sp", "nt"};
 
 /// Returns the metadata for a document that is stored in the tensor `~structure`.
 std::string structure_apart(const Digest& document);

@@ -21,7 +21,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
 #include <iterator>
@@ -97,14 +96,14 @@ private:
         const std::string* const tag = array.empty() ? nullptr : array.front().string();
         if (tag == nullptr) bad(path_, "a list does not begin with its kind");
         const Items items = Items(array).subspan(1);
-        for (std::size_t kind = 0; kind < sequences.size(); ++kind)
-            if (*tag == sequences[kind]) return sequence(static_cast<StateTree::Sequence::Kind>(kind), items);
-        for (std::size_t kind = 0; kind < constants.size(); ++kind)
-            if (*tag == constants[kind])
+        for (std::size_t kind = 0; kind < sequence_tags.size(); ++kind)
+            if (*tag == sequence_tags[kind]) return sequence(static_cast<StateTree::Sequence::Kind>(kind), items);
+        for (std::size_t kind = 0; kind < constant_tags.size(); ++kind)
+            if (*tag == constant_tags[kind])
                 return tree_.add(StateTree::Constant{.kind = static_cast<StateTree::Constant::Kind>(kind),
                                                      .text = only_text(items)});
-        for (std::size_t form = 0; form < forms.size(); ++form)
-            if (*tag == forms[form]) return opaque(static_cast<StateTree::Opaque::Form>(form), items);
+        for (std::size_t form = 0; form < opaque_tags.size(); ++form)
+            if (*tag == opaque_tags[form]) return opaque(static_cast<StateTree::Opaque::Form>(form), items);
         if (*tag == "T") return tensor(items, false);
         if (*tag == "np") return tensor(items, true);
         if (*tag == "nps") return numpy_scalar(items);
@@ -185,6 +184,14 @@ private:
 
     // ---- tensors
 
+    /// The description of a tensor in the document.
+    struct Kept {
+        bool parameter = false;
+        bool requires_grad = false;
+        const Value* attributes = nullptr;
+        const std::string* dtype = nullptr;
+    };
+
     NodeId tensor(Items items, bool numpy) {
         const Kept kept = kept_of(items);
         const std::string* const other = items.empty() ? nullptr : text_member(items.front(), "n");
@@ -193,11 +200,7 @@ private:
         const LazyTensor* const found = find_(name);
         if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is missing");
         spend(found->name().size());
-        StateTree::Tensor tensor{kept.dtype == nullptr ? *found : restored(*found, *kept.dtype), kept.parameter,
-                                 kept.requires_grad, numpy};
-        const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
-        add_attributes(id, kept.attributes);
-        return id;
+        return add_tensor(kept.dtype == nullptr ? *found : restored(*found, *kept.dtype), kept, numpy);
     }
 
     /// Returns a tensor of a dtype that safetensors has no name for. It is stored as raw_dtype() and raw_shape() say.
@@ -223,24 +226,18 @@ private:
         const auto* const first = std::get_if<StateTree::Tensor>(&tree_[target(*items.front().string())]);
         if (first == nullptr) bad(path_, "a tie names a value that is not a tensor");
         spend(first->tensor.name().size());
-        StateTree::Tensor tensor{first->tensor, kept.parameter, kept.requires_grad, first->numpy};
-        const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
-        add_attributes(id, kept.attributes);
-        return id;
-    }
-    void add_attributes(NodeId id, const Value* attributes) {
-        if (attributes == nullptr) return;
-        const NodeId made = below("~attrs", *attributes);
-        if (auto* const tensor = std::get_if<StateTree::Tensor>(&tree_[id])) tensor->attributes = made;
+        return add_tensor(first->tensor, kept, first->numpy);
     }
 
-    /// The description of a tensor in the document.
-    struct Kept {
-        bool parameter = false;
-        bool requires_grad = false;
-        const Value* attributes = nullptr;
-        const std::string* dtype = nullptr;
-    };
+    NodeId add_tensor(LazyTensor value, const Kept& kept, bool numpy) {
+        StateTree::Tensor tensor{std::move(value), kept.parameter, kept.requires_grad, numpy};
+        const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
+        if (kept.attributes == nullptr) return id;
+        const NodeId made = below("~attrs", *kept.attributes);
+        std::get<StateTree::Tensor>(tree_[id]).attributes = made;
+        return id;
+    }
+
     /// Reads the description of a tensor: no item, or one object.
     Kept kept_of(Items items) const {
         if (items.empty()) return {};
@@ -430,10 +427,6 @@ private:
         spelled_ += bytes;
         if (spelled_ > most_spelled) bad(path_, "paths and names are too long together");
     }
-
-    static constexpr std::array<std::string_view, 5> sequences{"l", "t", "set", "fset", "size"};
-    static constexpr std::array<std::string_view, 5> constants{"dtype", "device", "layout", "npdtype", "g"};
-    static constexpr std::array<std::string_view, 4> forms{"o", "q", "sp", "nt"};
 
     const FindTensor& find_;
     std::int64_t version_ = 1;

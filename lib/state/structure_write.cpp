@@ -162,14 +162,7 @@ private:
     }
     void write(const StateTree::Bytes& value) { tagged(value.mutable_array ? "ba" : "b", to_base64(value.bytes)); }
     void write(const StateTree::Constant& value) {
-        using Kind = StateTree::Constant::Kind;
-        switch (value.kind) {
-            case Kind::dtype: return tagged("dtype", value.text);
-            case Kind::device: return tagged("device", value.text);
-            case Kind::layout: return tagged("layout", value.text);
-            case Kind::numpy_dtype: return tagged("npdtype", value.text);
-            case Kind::other: return tagged("g", value.text);
-        }
+        tagged(constant_tags[static_cast<std::size_t>(value.kind)], value.text);
     }
 
     void write(const StateTree::NumpyScalar& scalar) {
@@ -245,12 +238,9 @@ private:
             member("dtype");
             json::append_string(out_, dtype, json::Charset::utf8);
         }
-        if (tensor.parameter) {
-            member("p");
-            out_ += '1';
-        }
-        if (tensor.requires_grad) {
-            member("rg");
+        for (const auto& [key, is_set] : {std::pair("p", tensor.parameter), std::pair("rg", tensor.requires_grad)}) {
+            if (!is_set) continue;
+            member(key);
             out_ += '1';
         }
         if (has_own) {
@@ -280,8 +270,7 @@ private:
     // ---- containers
 
     void write(const StateTree::Sequence& sequence) {
-        constexpr std::array tags{"l", "t", "set", "fset", "size"};
-        open(tags[static_cast<std::size_t>(sequence.kind)]);
+        open(sequence_tags[static_cast<std::size_t>(sequence.kind)]);
         for (std::size_t i = 0; i < sequence.items.size(); ++i) {
             next();
             below(state::item_segment(sequence.kind, i), sequence.items[i]);
@@ -355,10 +344,9 @@ private:
     }
 
     void write(const StateTree::Opaque& opaque) {
-        constexpr std::array tags{"o", "q", "sp", "nt"};
         const Parts all(opaque.children);
         const std::size_t positional = std::min<std::size_t>(opaque.arguments, all.size());
-        open(tags[static_cast<std::size_t>(opaque.form)]);
+        open(opaque_tags[static_cast<std::size_t>(opaque.form)]);
         if (opaque.form == StateTree::Opaque::Form::object) {
             text(opaque.type);
             next();

@@ -15,35 +15,38 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-/// An option, and why a kind of save refuses it; null: that kind takes it.
+/// An option, and for each kind of save why it refuses the option; null: that kind takes it.
 struct OptionRow {
     bool (*is_set)(const SaveOptions& options);
-    const char* one_file;
-    const char* sink;
-    const char* writer;
-    const char* exact_metadata;
+    const char* one_file = nullptr;
+    const char* sink = nullptr;
+    const char* writer = nullptr;
+    const char* exact_metadata = nullptr;
 };
-
-constexpr const char* takes = nullptr;
 
 /// Options that only some kinds of saves take. The first refused one is named.
 constexpr OptionRow option_rows[] = {
-    {[](const SaveOptions& o) { return o.dtype || o.keep_dtype || !o.dtype_of.empty() || o.apply_scales; }, takes,
-     takes, "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales", takes},
-    {[](const SaveOptions& o) { return o.checksums; }, takes, takes, takes, "digests"},
-    {[](const SaveOptions& o) { return o.structure == StructurePolicy::keep; }, takes, takes, takes,
-     "a structure document"},
-    {[](const SaveOptions& o) { return o.overwrite; }, takes, "overwrite", takes, takes},
-    {[](const SaveOptions& o) { return o.resume; }, takes, "resume",
-     "does not take resume, because it has no sources to compare with an earlier save", takes},
-    {[](const SaveOptions& o) { return !o.durable; }, takes, "durable = false", takes, takes},
-    {[](const SaveOptions& o) { return !o.extras.files.empty(); }, takes, "extras", takes, takes},
-    {[](const SaveOptions& o) { return o.ranks > 0; }, "each rank has a file of its own, but the target is one file",
-     "ranks", "does not cut tensors for ranks", "files of ranks, whose metadata says where parts belong"},
-    {[](const SaveOptions& o) { return !o.folders.empty(); }, "folders cannot be written with one file", "folders",
-     "does not write folders", takes},
-    {[](const SaveOptions& o) { return o.team != nullptr; }, takes, "team", "does not take a team", takes},
-    {[](const SaveOptions& o) { return o.plan_only; }, takes, takes, "does not take plan_only", takes},
+    {.is_set = [](auto& o) { return o.dtype || o.keep_dtype || !o.dtype_of.empty() || o.apply_scales; },
+     .writer = "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales"},
+    {.is_set = [](auto& o) { return o.checksums; }, .exact_metadata = "digests"},
+    {.is_set = [](auto& o) { return o.structure == StructurePolicy::keep; }, .exact_metadata = "a structure document"},
+    {.is_set = [](auto& o) { return o.overwrite; }, .sink = "overwrite"},
+    {.is_set = [](auto& o) { return o.resume; },
+     .sink = "resume",
+     .writer = "does not take resume, because it has no sources to compare with an earlier save"},
+    {.is_set = [](auto& o) { return !o.durable; }, .sink = "durable = false"},
+    {.is_set = [](auto& o) { return !o.extras.files.empty(); }, .sink = "extras"},
+    {.is_set = [](auto& o) { return o.ranks > 0; },
+     .one_file = "each rank has a file of its own, but the target is one file",
+     .sink = "ranks",
+     .writer = "does not cut tensors for ranks",
+     .exact_metadata = "files of ranks, whose metadata says where parts belong"},
+    {.is_set = [](auto& o) { return !o.folders.empty(); },
+     .one_file = "folders cannot be written with one file",
+     .sink = "folders",
+     .writer = "does not write folders"},
+    {.is_set = [](auto& o) { return o.team != nullptr; }, .sink = "team", .writer = "does not take a team"},
+    {.is_set = [](auto& o) { return o.plan_only; }, .writer = "does not take plan_only"},
 };
 
 /// Throws invalid_argument for an option that the kind of save in a column of the table refuses.
