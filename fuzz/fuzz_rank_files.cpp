@@ -156,8 +156,7 @@ void try_open(const distributed::RankFiles& files) {
     try {
         const state::Contents contents = distributed::read_rank_files(files, {.work = {.threads = 1}});
         for (const LazyTensor& tensor : contents.tensors) load_small(tensor);
-        if (!contents.each_replica) return;
-        contents.each_replica([](const state::Replica& one) {
+        contents.replicas.each([](const state::Replica& one) {
             require(one.first.shape() == one.other.shape() && one.first.dtype() == one.other.dtype());
             load_small(one.other);
         });

@@ -36,8 +36,8 @@ std::vector<const Source*> all_sources(const Contents& contents) {
         if (known.insert(holder.get()).second) sources.push_back(holder.get());
     };
     for (const auto& source : contents.sources) add(source);
-    for (const auto& record : contents.checksums) add(record.source);
-    for (const auto& storage : contents.storages) add(storage.source);
+    for (const auto& record : contents.stored.checksums) add(record.source);
+    for (const auto& storage : contents.stored.storages) add(storage.source);
     return sources;
 }
 
@@ -172,7 +172,8 @@ void cover(const Source* source, Extent range, std::span<const Stretch> checked,
 
 std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<FileDigests>& files) {
     std::vector<Stretch> checked;
-    for (const auto& record : contents.checksums) checked.push_back({record.source.get(), record.extent, &record});
+    for (const auto& record : contents.stored.checksums)
+        checked.push_back({record.source.get(), record.extent, &record});
     for (const FileDigests& file : files)
         for (const StoredDigest& tensor : file.tensors)
             checked.push_back({file.source, tensor.extent, nullptr, &tensor});

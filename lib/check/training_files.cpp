@@ -85,9 +85,9 @@ public:
         Contents one = open::read_records(source, faults);
         for (Error& fault : faults.take()) faults_.add(std::move(fault));
         state::move_to_end(one.sources, files_.sources);
-        state::move_to_end(one.checksums, files_.checksums);
-        state::move_to_end(one.storages, files_.storages);
-        if (files_.sources.size() >= most_files || files_.checksums.size() >= most_records) read();
+        state::move_to_end(one.stored.checksums, files_.stored.checksums);
+        state::move_to_end(one.stored.storages, files_.stored.storages);
+        if (files_.sources.size() >= most_files || files_.stored.checksums.size() >= most_records) read();
     }
 
     void read() {
@@ -190,14 +190,14 @@ private:
     void add_records(const std::shared_ptr<const Source>& source, Extent part, const std::string& name,
                      FaultSink& faults, std::deque<StoredChecksum>& records, std::vector<Stretch>& checked) {
         state::Contents read = open::read_records(source, part, faults);
-        for (StoredChecksum& record : read.checksums) {
+        for (StoredChecksum& record : read.stored.checksums) {
             const StoredChecksum* const kept = &records.emplace_back(std::move(record));
             Stretch stretch{.source = kept->source.get(), .extent = kept->extent, .record = kept, .name = &name};
             stretch.inflated = kept->source != source;
             stretch.counted = !stretch.inflated;
             (stretch.inflated ? inflated_ : checked).push_back(stretch);
         }
-        for (StoragePlace& place : read.storages) {
+        for (StoragePlace& place : read.stored.storages) {
             deflated_.push_back(std::move(place.source));
             inflated_.push_back({.source = deflated_.back().get(),
                                  .extent = place.extent,
@@ -281,8 +281,7 @@ std::vector<std::string> compare_replicas(const state::Contents& contents, Watch
         notes.push_back(excerpt(replica.name) + " should be the same in all ranks, but " + excerpt(replica.first_file) +
                         " and " + excerpt(replica.other_file) + " have different values");
     };
-    for (const state::Replica& replica : contents.replicas) compare(replica);
-    if (contents.each_replica) contents.each_replica(compare);
+    contents.replicas.each(compare);
     if (different > most_notes)
         notes.push_back("and " + std::to_string(different - most_notes) + " more that differ between ranks");
     return notes;

@@ -114,7 +114,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         if (contents.optimizer && contents.optimizer_path.empty())
             reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
-    if (contents.items) contents.sources.clear();  // read_items() reads them
+    if (contents.stored.items) contents.sources.clear();  // read_items() reads them
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
@@ -131,8 +131,8 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
 /// Adds the files of another checkpoint to the files to be read.
 void add_files(Contents from, Contents& to) {
     move_to_end(from.sources, to.sources);
-    move_to_end(from.checksums, to.checksums);
-    move_to_end(from.storages, to.storages);
+    move_to_end(from.stored.checksums, to.stored.checksums);
+    move_to_end(from.stored.storages, to.stored.storages);
 }
 
 /// Returns the files of ranks that were read. If the folder could not be opened, returns those that its names show:
@@ -158,7 +158,7 @@ VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, 
     if (open::has_optimizer(path)) add_files(look_at(path / names::optimizer_folder, options, later, report), contents);
 
     const std::vector<Stretch> stretches = check::stretches_of(contents, later.files);
-    std::uint64_t total = contents.items ? check::size_of(*contents.items) : check::size_of(run);
+    std::uint64_t total = contents.stored.items ? check::size_of(*contents.stored.items) : check::size_of(run);
     total = checked_add(total, later.bytes()).value_or(std::numeric_limits<std::uint64_t>::max());
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
@@ -167,7 +167,7 @@ VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, 
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
-    if (contents.items) check::read_items(*contents.items, options.work.threads, watch, report);
+    if (contents.stored.items) check::read_items(*contents.stored.items, options.work.threads, watch, report);
     later.compare(options.work.threads, watch, report);
     move_to_end(check::compare_replicas(contents, watch), report.notes);
     watch.tell();

@@ -39,10 +39,10 @@ const LazyTensor* Checkpoint::State::find(std::string_view name) const noexcept 
 }
 
 const StateTree* Checkpoint::State::tree() const {
-    if (!contents.late_tree) return contents.tree.get();
+    if (!contents.tree.late) return contents.tree.get();
     if (origin) return origin->tree();
     std::call_once(asked_for_tree, [this] {
-        made_tree = std::make_shared<const StateTree>(contents.late_tree->tree(contents.tensors));
+        made_tree = std::make_shared<const StateTree>(contents.tree.late->tree(contents.tensors));
     });
     return made_tree.get();
 }

@@ -242,7 +242,7 @@ Checkpoint Checkpoint::below(std::string_view path) const {
 }
 
 const std::vector<StoragePlace>& Origin::storages(const Checkpoint& checkpoint) noexcept {
-    return checkpoint.state_->contents.storages;
+    return checkpoint.state_->contents.stored.storages;
 }
 
 const std::vector<std::string>& Origin::lost_without_structure(const Checkpoint& checkpoint) noexcept {
@@ -255,12 +255,12 @@ Checkpoint Origin::of(const Checkpoint& checkpoint) {
 
 bool Origin::has_tree(const Checkpoint& checkpoint) noexcept {
     const Contents& contents = checkpoint.state_->contents;
-    return contents.tree != nullptr || contents.late_tree != nullptr;
+    return contents.tree || contents.tree.late;
 }
 
 bool Origin::is_flat(const Checkpoint& checkpoint) {
     const Contents& contents = checkpoint.state_->contents;
-    return contents.late_tree != nullptr || (contents.tree != nullptr && state::has_keys_as_names(*contents.tree));
+    return contents.tree.late || (contents.tree && state::has_keys_as_names(*contents.tree));
 }
 
 const LazyTensor* Origin::find(const Checkpoint& checkpoint, std::string_view name) {

@@ -52,11 +52,11 @@ std::vector<std::vector<Error>> read_each(std::size_t files, const Work& work,
 /// nothing.
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
 /// Lists the records of a torch file that is a zip: their checksums, and the deflated records without one. Sets only
-/// `checksums`, `storages` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
+/// `stored` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
 /// records.
 Contents read_records(const std::shared_ptr<const Source>& source, FaultSink& faults);
-/// Lists the records of the zip that is `part` of a source, likewise. Sets only `checksums` and
-/// `storages`. Throws or reports the zip_* faults.
+/// Lists the records of the zip that is `part` of a source, likewise. Sets only `stored`. Throws or reports the zip_*
+/// faults.
 Contents read_records(const std::shared_ptr<const Source>& source, Extent part, FaultSink& faults);
 /// Returns the bytes of an item that is a zstd stream. Reads the stream once. Throws inflate_failed.
 std::shared_ptr<const Source> unpacked_item(const std::string& name, const std::shared_ptr<const Source>& source,

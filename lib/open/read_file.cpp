@@ -89,8 +89,7 @@ Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals)
     if (archive.flat) state::set_flat(contents, std::move(*archive.flat));
     else state::set_tree(contents, std::move(archive.tree));
     add_globals(globals, {}, contents);
-    contents.storages = std::move(archive.storages);
-    contents.checksums = std::move(archive.records);
+    contents.stored = {.checksums = std::move(archive.records), .storages = std::move(archive.storages)};
     return contents;
 }
 

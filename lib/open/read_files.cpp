@@ -101,11 +101,10 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
     if (sources.empty()) throw Error(Errc::invalid_argument, "no files to open");
     require_all_shards(sources);
     std::vector<Contents> files(sources.size());
-    std::vector<std::vector<Error>> found =
-        read_each(files.size(), options.work, [&](std::size_t i, FaultSink& own) {
-            files[i] = read_file(sources[i], options, own);
-            state::drop_tree(files[i]);
-        });
+    std::vector<std::vector<Error>> found = read_each(files.size(), options.work, [&](std::size_t i, FaultSink& own) {
+        files[i] = read_file(sources[i], options, own);
+        files[i].tree = state::Tree();  // a checkpoint of several files has none
+    });
 
     std::size_t tensors = 0;
     for (const Contents& file : files) tensors += file.tensors.size();

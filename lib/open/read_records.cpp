@@ -20,8 +20,9 @@ void add_records(const ZipDirectory& zip, Contents& contents) {
         if (!record.deflated && !record.has_crc32()) continue;
         RecordData data = zip.open(record);
         if (record.has_crc32())
-            contents.checksums.push_back({std::move(data.source), data.extent, record.crc32, std::string(record.name)});
-        else contents.storages.push_back({std::move(data.source), data.extent});
+            contents.stored.checksums.push_back(
+                {std::move(data.source), data.extent, record.crc32, std::string(record.name)});
+        else contents.stored.storages.push_back({std::move(data.source), data.extent});
     }
 }
 

@@ -68,7 +68,7 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard, 
     shard.missing = source == nullptr;
     shard.path = source ? source->name() : folder.name() + "/" + shard.name;
     if (source) shard.contents = read_file(source, options, faults);
-    state::drop_tree(shard.contents);
+    shard.contents.tree = state::Tree();  // a checkpoint of several files has none
 }
 
 /// A collector of the tensors that the index names. It takes them from the shards, in order.
@@ -239,9 +239,8 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
     add_shards_beside(folder, index, shards);
-    auto found = read_each(shards.size(), options.work, [&](std::size_t i, FaultSink& own) {
-        read_shard(folder, options, shards[i], own);
-    });
+    auto found = read_each(shards.size(), options.work,
+                           [&](std::size_t i, FaultSink& own) { read_shard(folder, options, shards[i], own); });
 
     ShardMerge merge(index, faults);
     for (std::size_t i = 0; i < shards.size(); ++i) {

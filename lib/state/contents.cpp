@@ -45,7 +45,6 @@ void set_flat_state(Contents& contents, StateTree tree, FlatState flat) {
     contents.skipped = std::move(flat.skipped);
     contents.lost_without_structure = std::move(flat.lost_without_structure);
     contents.tree = std::make_shared<const StateTree>(std::move(tree));
-    contents.late_tree.reset();
     move_to_end(flat.notes, contents.notes);
 }
 
@@ -59,11 +58,6 @@ void set_tree(Contents& contents, StateTree tree) {
 void set_named_tree(Contents& contents, StateTree tree, const NodeNames& names) {
     FlatState flat = flatten_named(tree, names);
     set_flat_state(contents, std::move(tree), std::move(flat));
-}
-
-void drop_tree(Contents& contents) {
-    contents.tree.reset();
-    contents.late_tree.reset();
 }
 
 void Joined::add(Contents& one, const std::string& name) {
@@ -80,8 +74,8 @@ void Joined::add(Contents& one, const std::string& name) {
     contents.files.push_back(name);
     for (SkippedObject& object : one.skipped) object.quantized = false;
     move_to_end(one.skipped, contents.skipped);
-    move_to_end(one.checksums, contents.checksums);
-    move_to_end(one.storages, contents.storages);
+    move_to_end(one.stored.checksums, contents.stored.checksums);
+    move_to_end(one.stored.storages, contents.stored.storages);
     for (NamedGlobal& global : one.globals) global.record.insert(0, name + ": ");
     move_to_end(one.globals, contents.globals);
     contents.asks_for_code = contents.asks_for_code || one.asks_for_code;

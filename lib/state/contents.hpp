@@ -39,6 +39,28 @@ struct Replica {
     std::string other_file = {};
 };
 
+/// A list of replicas, and those that are not listed, because there may be millions.
+struct Replicas : std::vector<Replica> {
+    using Visit = std::function<void(const Replica&)>;
+
+    /// Calls visit() with the replicas that are not listed, one after another. May be called from several threads.
+    std::function<void(const Visit& visit)> more = {};
+
+    void each(const Visit& visit) const {
+        for (const Replica& replica : *this) visit(replica);
+        if (more) more(visit);
+    }
+};
+
+/// The tree of a checkpoint. That of a flat state dict of a pickle is only made when it is asked for.
+struct Tree : std::shared_ptr<const StateTree> {
+    Tree() = default;
+    Tree(std::shared_ptr<const StateTree> made) noexcept : shared_ptr(std::move(made)) {}
+    Tree(std::shared_ptr<const LateTree> maker) noexcept : late(std::move(maker)) {}
+
+    std::shared_ptr<const LateTree> late = {};  ///< makes the tree from the tensors that were read
+};
+
 /// A tensor of a shard that the index does not name. Readers that go by the index lose it.
 struct Unindexed {
     std::string name = {};
@@ -62,18 +84,13 @@ struct Contents {
     std::vector<SkippedObject> skipped = {};
     std::vector<AliasGroup> aliases = {};
     std::vector<LazyTensor> tensors = {};
-    std::shared_ptr<const StateTree> tree = {};
-    /// Set in place of `tree` for a flat state dict of a pickle: makes the tree from the tensors that were read.
-    std::shared_ptr<const LateTree> late_tree = {};
+    Tree tree = {};
     std::vector<std::string> lost_without_structure = {};
     /// True if the structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;
     /// Set if the document does not match its digest, and the lenient policy has read the tensors without it.
     std::optional<Error> structure_fault = {};
-    std::vector<StoredChecksum> checksums = {};
-    std::vector<StoragePlace> storages = {};
-    /// Set if files hold many zips, whose checksums are then not in `checksums`.
-    std::shared_ptr<const StoredItems> items = {};
+    StoredPlaces stored = {};
     std::vector<NamedGlobal> globals = {};
     bool asks_for_code = false;  ///< true if pickles would call unknown functions, or name functions that run code
     /// All sources that hold tensors, for callers that read all of them.
@@ -82,10 +99,7 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::vector<Unindexed> unindexed = {};      ///< verify() reports them
-    std::vector<Replica> replicas = {};         ///< verify() compares them
-    /// Set where there may be millions of replicas: calls visit() with one after another. May be
-    /// called from several threads at once. verify() compares them.
-    std::function<void(const std::function<void(const Replica&)>& visit)> each_replica = {};
+    Replicas replicas = {};                     ///< verify() compares them
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
@@ -102,8 +116,6 @@ template <class From, class T> void move_to_end(From&& from, std::vector<T>& to)
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-/// Frees the tree of one file of several: a checkpoint of several files has none.
-void drop_tree(Contents& contents);
 /// Sets the tree, and everything that flatten() makes of it: named tensors, aliases, skipped objects and notes.
 void set_tree(Contents& contents, StateTree tree);
 /// Sets the same of flatten_named().

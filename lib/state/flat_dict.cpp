@@ -71,8 +71,7 @@ void set_flat(Contents& contents, FlatDict dict) {
     contents.tensors = std::move(dict.items);
     contents.skipped = std::move(flat.skipped);
     contents.lost_without_structure = std::move(flat.lost_without_structure);
-    contents.tree.reset();
-    contents.late_tree = std::make_shared<const LateTree>(LateTree{std::move(dict.rest), std::move(tied)});
+    contents.tree = std::make_shared<const LateTree>(LateTree{std::move(dict.rest), std::move(tied)});
     move_to_end(flat.notes, contents.notes);
 }
 

@@ -37,7 +37,7 @@ struct LateTree {
     StateTree tree(std::span<const LazyTensor> tensors) const;
 };
 
-/// Sets what set_tree() sets for the dictionary's tree. Sets late_tree, which builds the tree, in place of the tree.
+/// Sets what set_tree() sets for the dictionary's tree. The tree is made when it is asked for.
 void set_flat(Contents& contents, FlatDict dict);
 
 }  // namespace safemap::SAFEMAP_ABI::state

@@ -40,4 +40,12 @@ struct StoragePlace {
     Extent extent;
 };
 
+/// What files store apart from their tensors, for verify() and save().
+struct StoredPlaces {
+    std::vector<StoredChecksum> checksums = {};
+    std::vector<StoragePlace> storages = {};
+    /// Set if files hold many zips, whose checksums are then not in `checksums`.
+    std::shared_ptr<const StoredItems> items = {};
+};
+
 }  // namespace safemap::SAFEMAP_ABI

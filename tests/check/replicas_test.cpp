@@ -57,7 +57,7 @@ TEST_CASE("replicas that are made one at a time are compared, and only so many a
     const Monitor nobody;
     Watch watch(nobody, "comparing", 0);
     state::Contents contents;
-    contents.each_replica = [](const std::function<void(const state::Replica&)>& visit) {
+    contents.replicas.more = [](const std::function<void(const state::Replica&)>& visit) {
         for (int i = 0; i < 3000; ++i) visit(replica(tensor("aaaa"), tensor(i % 2 == 0 ? "aaaa" : "aaab")));
     };
     const auto found = check::compare_replicas(contents, watch);

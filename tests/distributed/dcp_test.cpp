@@ -326,9 +326,9 @@ TEST_CASE("what several ranks have is read from the first, and its copies are gi
     CHECK((bytes_of(tensor_of(contents, "rows")) == rows));
     CHECK((bytes_of(tensor_of(contents, "both")) == both));
     CHECK(contents.layout->world_size == 2);
-    REQUIRE(contents.each_replica);
+    REQUIRE(contents.replicas.more);
     std::map<std::string, bool> same;
-    contents.each_replica([&](const state::Replica& replica) {
+    contents.replicas.each([&](const state::Replica& replica) {
         same[replica.name] = bytes_of(replica.first) == bytes_of(replica.other);
         CHECK(replica.first_file == "__0_0.distcp");
         CHECK(replica.other_file == "__1_0.distcp");

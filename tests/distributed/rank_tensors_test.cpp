@@ -142,7 +142,7 @@ void check(const Contents& contents, const std::string& name, const Whole& wante
 
 std::size_t count_replicas(const Contents& contents) {
     std::size_t count = 0;
-    contents.each_replica([&](const Replica& one) {
+    contents.replicas.each([&](const Replica& one) {
         ++count;
         CHECK(one.first.shape() == one.other.shape());
         CHECK((bytes_of(one.first) == bytes_of(one.other)));
@@ -492,7 +492,7 @@ TEST_CASE("plain tensors that all ranks have alike are one, and a rank that diff
     const Contents found = mixed.open();
     check(found, "w", whole);
     std::vector<std::string> different;
-    found.each_replica([&](const Replica& one) {
+    found.replicas.each([&](const Replica& one) {
         if (bytes_of(one.first) != bytes_of(one.other)) different.push_back(one.other_file);
     });
     CHECK(different == std::vector<std::string>{"model_world_size_3_rank_2.pt"});

@@ -44,7 +44,7 @@ safemap::torch::Archive with_tree(safemap::torch::Archive archive) {
     if (!archive.flat) return archive;
     safemap::state::Contents contents;
     safemap::state::set_flat(contents, std::move(*archive.flat));
-    archive.tree = contents.late_tree->tree(contents.tensors);
+    archive.tree = contents.tree.late->tree(contents.tensors);
     archive.flat.reset();
     return archive;
 }

@@ -53,7 +53,7 @@ Outcome outcome(const std::string& value, bool past_tree, std::uint64_t memory) 
         contents.notes = rebuilt.notes;
         if (rebuilt.flat) state::set_flat(contents, std::move(*rebuilt.flat));
         else state::set_tree(contents, std::move(rebuilt.tree));
-        tell(out, contents.late_tree ? contents.late_tree->tree(contents.tensors) : *contents.tree);
+        tell(out, contents.tree.late ? contents.tree.late->tree(contents.tensors) : *contents.tree);
         for (const LazyTensor& tensor : contents.tensors) {
             const StridedView view = tensor.strided_view();
             out << tensor.name() << ' ' << name(tensor.dtype()) << ' ' << tensor.shape() << view.offset;

@@ -106,18 +106,18 @@ struct Kept {
     }
 };
 
-/// Sets Contents::items and Contents::each_replica. `common` is Megatron's common.pt, or null. `metadata_bytes` is the
+/// Sets StoredPlaces::items and Replicas::more. `common` is Megatron's common.pt, or null. `metadata_bytes` is the
 /// size of the files of metadata. Keeps of the metadata and the items only what is needed.
 void set_checks(Contents& contents, DcpMetadata metadata, DcpItems items, const std::shared_ptr<const Source>& common,
                 std::uint64_t metadata_bytes) {
-    contents.items = stored_items(std::exchange(items.stored, {}), metadata, common, metadata_bytes);
+    contents.stored.items = stored_items(std::exchange(items.stored, {}), metadata, common, metadata_bytes);
     if (metadata.replicas.empty()) return;
     metadata.places = {};
     metadata.steps = {};
     metadata.texts = {};
     items.trees = {};
     const auto kept = std::make_shared<const Kept>(Kept{std::move(metadata), std::move(items)});
-    contents.each_replica = [kept](const std::function<void(const Replica&)>& visit) {
+    contents.replicas.more = [kept](const std::function<void(const Replica&)>& visit) {
         for (std::size_t i = 0; i < kept->metadata.replicas.size(); ++i)
             if (const auto replica = kept->replica(i)) visit(*replica);
     };

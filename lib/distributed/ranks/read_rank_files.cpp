@@ -428,7 +428,7 @@ StateTree tensors_of(ReadSet& read, const OpenOptions& options, Contents& conten
     if (read.layout == Layout::flat) replace_flat_parameters(tree, *read.ranks, *tensors, *read.manifest);
     add_differences(tree, *read.ranks, contents.notes);
     drop_values(*read.ranks);
-    contents.each_replica = [tensors](const std::function<void(const state::Replica&)>& visit) {
+    contents.replicas.more = [tensors](const std::function<void(const state::Replica&)>& visit) {
         tensors->each_replica(visit);
     };
     set_mesh(*contents.layout, *read.ranks);

@@ -41,7 +41,7 @@ bool is_known_in_rank_files(const PickleGraph::Global& global);
 ///
 /// - A tensor that all ranks hold, and every other value, is taken from the file of the lowest rank.
 /// - Other values than tensors that differ in a rank are listed below `rank_1`, beside the others.
-/// - Contents::each_replica gives the tensors that should be equal; they are not compared here.
+/// - Contents::replicas gives the tensors that should be equal; they are not compared here.
 /// - The state of an optimizer beside a model of OLMo is joined by the lists of the model.
 /// - State of an optimizer whose parts have no names, in a dictionary beside other values, is left out: it is in
 ///   `skipped`, and Contents::optimizer throws optimizer_unnamed.
