@@ -276,7 +276,7 @@ void set_gathered(Contents& contents, const Gathered& gathered) {
         contents.tensors.push_back(weight.tensor.renamed(weight.name));
     }
     contents.aliases = gathered.aliases;
-    contents.replicas = gathered.replicas;
+    contents.replicas.assign(gathered.replicas.begin(), gathered.replicas.end());
     contents.notes.insert(contents.notes.end(), gathered.notes.begin(), gathered.notes.end());
 }
 
