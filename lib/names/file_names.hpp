@@ -44,7 +44,7 @@ enum class NameKind : std::uint8_t {
     // One file for each rank.
     sized_rank,  ///< with the number of ranks
     rank,
-    item_of_rank,  ///< of torch_checkpointing: one file for each item and rank; without the ending
+    item_of_rank,  ///< torch_checkpointing has one for each item and rank; without the ending
     // Folders of Megatron.
     megatron_rank,
     iteration,

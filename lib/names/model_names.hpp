@@ -38,7 +38,7 @@ std::optional<ModelName> model_name(std::string_view file);
 /// The numbered shards of one model: files whose names differ in the number alone. Files with numbers beyond the set
 /// are not of it.
 struct ShardSet {
-    ModelName name;                       ///< that of the first file
+    ModelName name;                       ///< the name of the first file
     std::vector<std::string> files = {};  ///< in the order of their numbers
     std::vector<std::string> lacks = {};  ///< names of the first shards that are missing, at most eight
     std::uint64_t missing = 0;            ///< number of shards that are missing

@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::names {
 
 /// The files of ranks that differ in the number of the rank alone.
 struct RankSet {
-    RankedName name;                                         ///< that of one of them
+    RankedName name;                                         ///< the name of one of them
     std::multimap<std::uint64_t, std::string> by_rank = {};  ///< "rank_1.pt" and "rank_01.pt" are of one rank
 
     FileNames files() const;

@@ -80,7 +80,7 @@ std::string hint_of_ranks(const FileNames& files) {
     return "; " + std::string(names_of_ranks) + "them";
 }
 
-/// What the models of an ambiguous folder are called.
+/// Returns a word for the models of an ambiguous folder.
 std::string_view plural(Several several) {
     switch (several) {
         case Several::indexes: return "indexes";
