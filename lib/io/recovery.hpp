@@ -1,5 +1,5 @@
-// What dead saves have left: it is finished, resumed or removed. Also the content of a sibling, which a save no longer
-// needs, or has replaced.
+// Finishes, resumes or removes what dead saves have left. Removes the content of a sibling that a save no longer needs,
+// or has replaced.
 #pragma once
 
 #include <safemap/api.hpp>

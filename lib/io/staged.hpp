@@ -59,7 +59,7 @@ struct StagedFiles {
     int home = -1;            ///< the open folder that files are created in
 };
 
-/// What is ours in the content and in the target. All else belongs to other programs, and stays.
+/// The files that are ours in the content and in the target. All else belongs to other programs, and stays.
 struct Ours {
     std::vector<std::string> files = {};    ///< new files, in the order in which they were added
     std::vector<std::string> folders = {};  ///< inner folders of these files

@@ -41,7 +41,7 @@ public:
     /// Returns the node of a key.
     NodeId key(std::string_view text);
     NodeId key(std::int64_t number);
-    /// Returns the value of a key of a dictionary; no_node if none was put there.
+    /// Returns the value of a key of a dictionary; no_node if nothing was put there.
     NodeId find(NodeId dict, NodeId key) const;
     /// Puts a value under a key of a dictionary. Returns false, and puts nothing, if the key has a value.
     bool put(NodeId dict, NodeId key, NodeId value);

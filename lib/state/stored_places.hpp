@@ -40,7 +40,7 @@ struct StoragePlace {
     Extent extent;
 };
 
-/// What files store apart from their tensors, for verify() and save().
+/// The places and checksums that files store apart from their tensors, for verify() and save().
 struct StoredPlaces {
     std::vector<StoredChecksum> checksums = {};
     std::vector<StoragePlace> storages = {};

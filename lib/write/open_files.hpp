@@ -1,4 +1,4 @@
-// What the threads of a ShardWriter share: open output files, which may be more than descriptors, and buffers.
+// The open output files, which may be more than descriptors, and the buffers that threads of a ShardWriter share.
 #pragma once
 
 #include "io/output.hpp"
