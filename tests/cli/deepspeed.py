@@ -13,6 +13,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'forge'))
+import forged
+
 SAFEMAP = None
 FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
                         pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures')
@@ -49,15 +52,9 @@ def safemap(*words, threads=1, limit=None):
 
 def tensors_of(file):
     """Returns the tensors of one safetensors file as (dtype, shape, sha256), and its metadata."""
-    data = file.read_bytes()
-    size = struct.unpack('<Q', data[:8])[0]
-    header = json.loads(data[8:8 + size])
-    metadata = header.pop('__metadata__', {})
-    values = {}
-    for name, about in header.items():
-        begin, end = (8 + size + offset for offset in about['data_offsets'])
-        values[name] = (about['dtype'], about['shape'], hashlib.sha256(data[begin:end]).hexdigest())
-    return values, metadata
+    values, metadata = forged.tensors_of(file)
+    return {name: (dtype, shape, hashlib.sha256(data).hexdigest())
+            for name, (dtype, shape, data) in values.items()}, metadata
 
 
 def model_of(folder):

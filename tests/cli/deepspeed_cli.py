@@ -8,14 +8,14 @@ import argparse
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import sys
 import unittest
 import zipfile
 
-import run
-from run import Case
+import case
+from case import Case
+from forged import header_of, value_file
 
 ZERO = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
                     pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures') / 'zero'
@@ -41,13 +41,6 @@ def place_in_record(file):
     header = data[largest.header_offset:largest.header_offset + 30]
     names = int.from_bytes(header[26:28], 'little') + int.from_bytes(header[28:30], 'little')
     return largest.header_offset + 30 + names + largest.file_size // 2
-
-
-def write_pt(file, value):
-    """Writes a value without tensors as torch.save does."""
-    with zipfile.ZipFile(file, 'w') as archive:
-        archive.writestr('archive/data.pkl', pickle.dumps(value, protocol=2))
-        archive.writestr('archive/version', '3\n')
 
 
 def rename_in_pickle(file, name, new):
@@ -207,9 +200,9 @@ class Weights(Folders):
         folder = self.copy('z2-w2-experts')
         tag = folder / ROWS['z2-w2-experts']['tag']
         before = self.done('hash', folder)
-        write_pt(tag / 'expp_rank_0_mp_rank_00_optim_states.pt', {'optimizer': None})
+        (tag / 'expp_rank_0_mp_rank_00_optim_states.pt').write_bytes(value_file({'optimizer': None}))
         self.assertEqual(self.done('hash', folder), before)
-        write_pt(tag / 'expp_rank_0_mp_rank_00_optim_states.pt', {'optimizer': {'state': {}}})
+        (tag / 'expp_rank_0_mp_rank_00_optim_states.pt').write_bytes(value_file({'optimizer': {'state': {}}}))
         self.refused('unsupported_layout', 1, 'hash', folder)
         self.done('hash', folder, '--weights', 'module')
 
@@ -293,9 +286,9 @@ class Convert(Folders):
         path = at('z3-w2-fp16')
         for how, there in (('auto', True), ('keep', True), ('drop', False)):
             self.done('convert', path, how, '--optimizer', '--structure', how, '--checksums')
-            metadata = run.header_of(self.folder / how / 'optimizer' / 'model.safetensors')['__metadata__']
+            metadata = header_of(self.folder / how / 'optimizer' / 'model.safetensors')['__metadata__']
             self.assertEqual('safemap.structure' in metadata, there)
-            model = run.header_of(self.folder / how / 'model.safetensors')['__metadata__']
+            model = header_of(self.folder / how / 'model.safetensors')['__metadata__']
             self.assertEqual('safemap.structure' in model, how == 'keep')
             self.assertTrue(self.done('verify', how)['ok'])
         root = self.done('inspect', 'auto/optimizer', '--structure')['structure']['root']
@@ -322,8 +315,8 @@ class Convert(Folders):
 
     def test_without_zero_each_rank_of_experts_has_its_optimizer(self):
         folder = self.copy('z0-w2-bf16')
-        write_pt(folder / ROWS['z0-w2-bf16']['tag'] / 'expp_rank_0_mp_rank_00_optim_states.pt',
-                 {'optimizer': {'state': {}, 'lr': 0.5}})
+        (folder / ROWS['z0-w2-bf16']['tag'] / 'expp_rank_0_mp_rank_00_optim_states.pt').write_bytes(
+            value_file({'optimizer': {'state': {}, 'lr': 0.5}}))
         notes = self.done('convert', folder, 'out', '--optimizer')['notes']
         self.assertTrue(any('no names of parameters' in note for note in notes), notes)
         root = self.done('inspect', 'out/optimizer', '--structure')['structure']['root']
@@ -399,7 +392,7 @@ class Verify(Folders):
                 rename_in_pickle(file, old, new)
                 self.check_listed(file, new.decode())
         tag = self.copy('z1-w4-pipeline', 'pipeline') / ROWS['z1-w4-pipeline']['tag']
-        write_pt(tag / 'layer_09-model_states.pt', {'x': argparse.Namespace(y=1)})
+        (tag / 'layer_09-model_states.pt').write_bytes(value_file({'x': argparse.Namespace(y=1)}))
         self.check_listed(tag / 'layer_09-model_states.pt', 'Namespace')
 
     def check_listed(self, file, name):
@@ -464,5 +457,5 @@ class Verify(Folders):
 
 if __name__ == '__main__':
     words = sys.argv[1:]
-    run.SAFEMAP, run.DATA = os.path.abspath(words[0]), pathlib.Path(words[1]).absolute()
+    case.use(*words[:2])
     unittest.main(argv=[sys.argv[0], *words[2:]])

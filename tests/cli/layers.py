@@ -1,14 +1,15 @@
 """Tests the example that goes through a checkpoint layer by layer under half of its size: layers.py LAYERS [DEVICE]."""
-import json
 import os
 import pathlib
 import random
 import re
-import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'forge'))
+from forged import safetensors
 
 LAYERS = None
 DEVICE = 'host'
@@ -35,14 +36,10 @@ class Layers(unittest.TestCase):
 
     def write(self, tensors):
         """Writes tensors of random bytes (name: size), and returns their bytes."""
-        header, place = {}, 0
-        for name, size in tensors.items():
-            header[name] = {'dtype': 'U8', 'shape': [size], 'data_offsets': [place, place + size]}
-            place += size
-        text = json.dumps(header).encode()
-        data = random.Random(19).randbytes(place)
-        self.model.write_bytes(struct.pack('<Q', len(text)) + text + data)
-        return data
+        rng = random.Random(19)
+        written = [(name, 'U8', [size], rng.randbytes(size)) for name, size in tensors.items()]
+        self.model.write_bytes(safetensors(written))
+        return b''.join(data for *_, data in written)
 
     def run_example(self):
         done = subprocess.run([LAYERS, self.model, DEVICE], capture_output=True, text=True, timeout=100)

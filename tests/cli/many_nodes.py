@@ -8,13 +8,13 @@ import json
 import os
 import pathlib
 import signal
-import struct
 import subprocess
 import sys
 import time
 import unittest
 
 import deepspeed
+from forged import header_bytes
 
 SAFEMAP = MPIRUN = DATA = None
 
@@ -61,12 +61,10 @@ def contents(path):
 def write_large(path, tensors, size):
     """Writes a safetensors file of F32 tensors of `size` numbers."""
     end = 4 * size
-    header = {f'layers.{i}.weight': {'dtype': 'F32', 'shape': [size], 'data_offsets': [end * i, end * (i + 1)]}
-              for i in range(tensors)}
-    text = json.dumps(header).encode()
-    text += b' ' * (-len(text) % 8)
     with open(path, 'wb') as file:
-        file.write(struct.pack('<Q', len(text)) + text)
+        file.write(header_bytes({f'layers.{i}.weight': {'dtype': 'F32', 'shape': [size],
+                                                        'data_offsets': [end * i, end * (i + 1)]}
+                                 for i in range(tensors)}))
         for i in range(tensors):
             file.write(bytes([i + 1, 0, 0, 60]) * size)
 

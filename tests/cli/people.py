@@ -6,7 +6,6 @@ page, which WRITE_TEXTS prints.
 import fcntl
 import io
 import os
-import pathlib
 import pty
 import re
 import shutil
@@ -17,8 +16,9 @@ import termios
 import unittest
 import zipfile
 
-import run
-from run import COMMANDS, SMALL, Case, environment, floats, safetensors
+import case
+from case import COMMANDS, SMALL, Case, environment
+from forged import floats, safetensors
 
 WRITE_TEXTS = None
 
@@ -212,7 +212,7 @@ class Terminals(Case):
         except OSError as error:
             self.skipTest(f'no terminal to be had here: {error}')
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 25, columns, 0, 0))
-        process = subprocess.Popen([run.SAFEMAP, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=theirs,
+        process = subprocess.Popen([case.SAFEMAP, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=theirs,
                                    stderr=theirs, env=environment(**more))
         os.close(theirs)
         text = b''
@@ -336,7 +336,7 @@ class CompletionsAndManPage(Case):
 
 if __name__ == '__main__':
     words = sys.argv[1:]
-    run.SAFEMAP, run.DATA = os.path.abspath(words[0]), pathlib.Path(words[1]).absolute()
+    case.use(*words[:2])
     words = words[2:]
     if words and not words[0].startswith('-') and os.path.exists(words[0]):
         WRITE_TEXTS = os.path.abspath(words.pop(0))

@@ -7,11 +7,13 @@ import os
 import pathlib
 import pty
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'forge'))
+import forged
 
 SAFEMAP = REPORTS = None
 
@@ -24,14 +26,7 @@ def run(*args, code=0):
 
 
 def tensors_of(file):
-    """Returns name -> (dtype, shape, bytes) of a safetensors file."""
-    data = pathlib.Path(file).read_bytes()
-    size = struct.unpack('<Q', data[:8])[0]
-    header = json.loads(data[8:8 + size])
-    header.pop('__metadata__', None)
-    begin = 8 + size
-    bytes_of = lambda entry: data[begin + entry['data_offsets'][0]:begin + entry['data_offsets'][1]]
-    return {name: (entry['dtype'], entry['shape'], bytes_of(entry)) for name, entry in header.items()}
+    return forged.tensors_of(file)[0]
 
 
 def names_in(folder):

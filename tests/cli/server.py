@@ -3,28 +3,24 @@
 It serves slices on several threads, answers errors and continues, switches to another checkpoint, and its views of the
 old one stay readable after that file is gone.
 """
-import json
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'forge'))
+from forged import floats, safetensors
+
 SERVER = None
 
 
-def safetensors(tensors):
-    header, data = {}, b''
-    for name, (dtype, shape, values) in tensors.items():
-        packed = struct.pack(f'<{len(values)}f', *values)
-        if dtype == 'BF16':  # the upper halves of the floats, which represent the values below exactly
-            packed = b''.join(packed[i + 2:i + 4] for i in range(0, len(packed), 4))
-        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [len(data), len(data) + len(packed)]}
-        data += packed
-    text = json.dumps(header).encode()
-    return struct.pack('<Q', len(text)) + text + data
+def packed(dtype, values):
+    data = floats(*values)
+    if dtype == 'BF16':  # the upper halves of the floats, which represent the values below exactly
+        data = b''.join(data[i + 2:i + 4] for i in range(0, len(data), 4))
+    return data
 
 
 class Server(unittest.TestCase):
@@ -48,7 +44,8 @@ class Server(unittest.TestCase):
 
     def write(self, name, tensors):
         path = self.folder / f'{name}.safetensors'
-        path.write_bytes(safetensors(tensors))
+        path.write_bytes(safetensors([(name, dtype, shape, packed(dtype, values))
+                                      for name, (dtype, shape, values) in tensors.items()]))
         return path
 
     def send(self, *words):

@@ -6,6 +6,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'forge'))
+from forged import floats, safetensors
+
 EXPECTED = """\
 wte F32 [4, 2]
 ids I64 [3]
@@ -16,11 +19,10 @@ ids I64 [3]
 
 
 def main(tour, safemap):
-    header = json.dumps({'wte': {'dtype': 'F32', 'shape': [4, 2], 'data_offsets': [0, 32]},
-                         'ids': {'dtype': 'I64', 'shape': [3], 'data_offsets': [32, 56]}}).encode()
     with tempfile.TemporaryDirectory() as folder:
         model, out = pathlib.Path(folder, 'model.safetensors'), pathlib.Path(folder, 'out')
-        model.write_bytes(struct.pack('<Q', len(header)) + header + struct.pack('<8f3q', *range(11)))
+        model.write_bytes(safetensors([('wte', 'F32', [4, 2], floats(*range(8))),
+                                        ('ids', 'I64', [3], struct.pack('<3q', 8, 9, 10))]))
         said = subprocess.run([tour, model, out], check=True, stdout=subprocess.PIPE).stdout.decode()
         assert said == EXPECTED, said
         seen = subprocess.run([safemap, 'inspect', out, '--json'], check=True, stdout=subprocess.PIPE).stdout
