@@ -6,10 +6,10 @@
 // changes of that file: a kind, a place of two bytes, and a value. Otherwise the rest is the file itself. Another bit
 // has faults collected, as verify() does, where open() stops at the first.
 #include "base/zstd.hpp"
-#include "distributed/dcp_forge.hpp"
+#include "forge/dcp.hpp"
+#include "forge/zstd.hpp"
 #include "fuzz_target.hpp"
 #include "open/read.hpp"
-#include "zstd_frames.hpp"
 
 #include <safemap/error.hpp>
 

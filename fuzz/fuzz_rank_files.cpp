@@ -4,7 +4,7 @@
 //
 // The first byte of an input picks the set and the file with seven bits. If its highest bit is set, the rest is a list
 // of changes of that file's pickle: a kind, a place of two bytes, and a value. Otherwise the rest is the pickle itself.
-#include "distributed/rank_forge.hpp"
+#include "forge/ranks.hpp"
 #include "fuzz_target.hpp"
 
 #include <safemap/error.hpp>

@@ -1,7 +1,7 @@
 // Fuzzes DCP_SHARDING_INFO, the places of the parts in a file of Hugging Face shards. Properties: a place is of a
 // tensor that the file has, faults are those of the list, and writing then reading gives the same. Then a folder of two
 // shards with this text: what opens has only tensors that its parts cover.
-#include "distributed/hf_forge.hpp"
+#include "forge/hf_shards.hpp"
 #include "fuzz_target.hpp"
 #include "open/read.hpp"
 #include "safetensors/sharding_info.hpp"

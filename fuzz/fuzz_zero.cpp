@@ -4,7 +4,8 @@
 // The first byte of an input picks the checkpoint and the file with five bits, and the weights with two. If its highest
 // bit is set, the rest is a list of changes of that file's pickle: a kind, a place of two bytes, and a value. Otherwise
 // the rest is the pickle itself.
-#include "distributed/zero_forge.hpp"
+#include "forge/files.hpp"
+#include "forge/zero.hpp"
 #include "fuzz_target.hpp"
 #include "open/read.hpp"
 

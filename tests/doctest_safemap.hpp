@@ -7,9 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include <initializer_list>
 #include <optional>
-#include <ostream>
 #include <string>
 
 namespace doctest {

@@ -70,13 +70,8 @@ public:
     Container& inner() noexcept { return open_.back().container; }
 
     /// Walks to the end of all containers. next(container) appends the segment of its next child to the path and
-<<<<<<< HEAD
     /// returns the child, or nothing. visit(child) may enter the child. leave(container) is called at
     /// the end of a container.
-=======
-    /// returns the child; after the last one, it returns nothing. visit(child) may enter the child. leave(container) is
-    /// called at the end of a container.
->>>>>>> 4ee8c77 (io, state, write: comments begin with a verb or a noun)
     template <class Next, class Visit, class Leave> void run(Next&& next, Visit&& visit, Leave&& leave) {
         while (!open_.empty()) {
             path_.resize(open_.back().path_size);
@@ -91,11 +86,7 @@ public:
 
 private:
     struct Open {
-<<<<<<< HEAD
         std::size_t path_size;  // its length before the segments of children
-=======
-        std::size_t path_size;  // size of the container's own path
->>>>>>> 4ee8c77 (io, state, write: comments begin with a verb or a noun)
         Container container;
     };
 

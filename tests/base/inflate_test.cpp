@@ -4,8 +4,8 @@
 #include "base/checksum.hpp"
 #include "base/pool.hpp"
 #include "base/stream_source.hpp"
-#include "deflate.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/zip.hpp"
 #include "soak.hpp"
 
 #include <algorithm>

@@ -6,9 +6,10 @@
 #include "base/checksum.hpp"
 #include "base/inflate.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "pickle/zip.hpp"
 #include "temp_dir.hpp"
-#include "torch/forge.hpp"
 
 #include <cstddef>
 #include <optional>
@@ -34,7 +35,7 @@ std::string weights(std::size_t size, unsigned seed) {
 }
 
 std::string tensor(std::string_view key) {
-    return forge::tensor(forge::storage("FloatStorage", key, rows), 0, {forge::integer(rows)}, {forge::integer(1)});
+    return forge::view(forge::storage("FloatStorage", key, rows), 0, {rows}, {1});
 }
 
 /// Returns a file of torch.save that was repacked with deflate.

@@ -3,13 +3,13 @@
 
 #include <safemap/advanced/small_floats.hpp>
 
-#include "containers.hpp"
+#include "check_error.hpp"
+#include "forge/containers.hpp"
 
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <set>
 
 namespace diff_test {
 
@@ -274,10 +274,7 @@ TEST_CASE("diff reports progress, can be stopped, and names the tensor that cann
             if (at > 10'000'000) throw Error(Errc::io_error, "the disk is on fire");
             std::memcpy(into.data(), content.data() + at, into.size());
         }));
-    const auto error = error_of([&] { diff(file, burning); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::io_error);
-    CHECK(error->tensor() == "w");
+    check_error(error_of([&] { diff(file, burning); }), {Errc::io_error}, {}, {.tensor = "w"});
 }
 
 }  // namespace diff_test

@@ -4,14 +4,14 @@
 #include <safemap/advanced/small_floats.hpp>
 
 #include "base/checksum.hpp"
-#include "containers.hpp"
+#include "check_error.hpp"
+#include "forge/containers.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <thread>
 
@@ -211,10 +211,7 @@ TEST_CASE("a failed read ends the digest with its error, even if another thread 
     for (const unsigned threads : {1U, 2U, 8U}) {
         DigestOptions options;
         options.work.threads = threads;
-        const auto error = error_of([&] { digests(model, options); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::io_error);
-        CHECK(error->tensor() == "w");
+        check_error(error_of([&] { digests(model, options); }), {Errc::io_error}, {}, {.tensor = "w"});
     }
 }
 

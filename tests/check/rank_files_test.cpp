@@ -2,9 +2,10 @@
 #include "check/training_files.hpp"
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "temp_dir.hpp"
-#include "torch/forge.hpp"
 
 #include <safemap/verify.hpp>
 
@@ -12,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace rank_files_test {
@@ -25,13 +25,13 @@ const std::vector<forge::PtTensor> tensors = {{"w", {4}, {1, 2, 3, 4}}, {"b", {1
 
 std::string file_with(std::size_t wrong_record = std::string::npos) {
     auto records = forge::pt_records(tensors);
-    if (wrong_record < records.size()) records[wrong_record].wrong_crc = true;
+    if (wrong_record < records.size()) records[wrong_record].crc32 ^= 0xdeadbeef;
     return forge::zip(records);
 }
 
 std::size_t bytes_of_records() {
     std::size_t bytes = 0;
-    for (const auto& record : forge::pt_records(tensors)) bytes += record.bytes.size();
+    for (const auto& record : forge::pt_records(tensors)) bytes += record.data.size();
     return bytes;
 }
 

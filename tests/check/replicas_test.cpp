@@ -1,7 +1,7 @@
 // Tests the comparison of weights that several ranks hold whole.
 #include "check/training_files.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
 

@@ -2,7 +2,7 @@
 #include <safemap/digest.hpp>
 
 #include "base/checksum.hpp"
-#include "containers.hpp"
+#include "forge/containers.hpp"
 #include "torch/sha256.hpp"
 
 #include <algorithm>

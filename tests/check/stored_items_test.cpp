@@ -3,10 +3,10 @@
 #include <safemap/verify.hpp>
 
 #include "base/zstd.hpp"
-#include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/dcp.hpp"
+#include "forge/zstd.hpp"
 #include "temp_dir.hpp"
-#include "zstd_frames.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -157,10 +157,9 @@ TEST_CASE("copies of ranks that differ are noted, and a common.pt that is damage
         return note.find("w should be the same in all ranks") != note.npos && note.find("__1_0.distcp") != note.npos;
     }));
 
-    std::string common =
-        forge::archive(forge::dict({forge::text("w"), forge::tensor(forge::storage("ByteStorage", "0", 500), 0,
-                                                                    {forge::integer(500)}, {forge::integer(1)})}),
-                       {{"0", std::string(500, 'c')}});
+    std::string common = forge::archive(
+        forge::dict({forge::text("w"), forge::view(forge::storage("ByteStorage", "0", 500), 0, {500}, {1})}),
+        {{"0", std::string(500, 'c')}});
     common[common.find("ccccc") + 100] = 'd';
     report = Written(one_of(Kind::stored, compressible(100)), {{"common.pt", common}}).verify();
     REQUIRE(report.faults.size() == 1);

@@ -4,7 +4,7 @@
 #include <safemap/advanced/names.hpp>
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 
 #include <string>
 

@@ -2,8 +2,9 @@
 // below() go by the tree, and names lose the prefix that the part had.
 #include <safemap/checkpoint.hpp>
 
-#include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/dcp.hpp"
+#include "inspect.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/advanced/structure.hpp>
@@ -22,8 +23,7 @@ using namespace dcp_forge;
 namespace {
 
 std::vector<std::string> names(const Checkpoint& checkpoint) {
-    std::vector<std::string> out;
-    for (const LazyTensor& tensor : checkpoint) out.push_back(tensor.name());
+    auto out = names_of(checkpoint);
     std::sort(out.begin(), out.end());
     return out;
 }

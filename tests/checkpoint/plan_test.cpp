@@ -2,7 +2,8 @@
 // and random models against a slow reference.
 #include <safemap/plan.hpp>
 
-#include "containers.hpp"
+#include "check_error.hpp"
+#include "forge/containers.hpp"
 #include "soak.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
@@ -136,13 +137,10 @@ TEST_CASE("the error message is folded and lists a few names of each kind") {
         expected.push_back({"h." + std::to_string(i) + ".b", f32, {2}});
     }
     for (const char* name : {"p", "q", "r", "s"}) samples.push_back(floats(name, {1}));
-    const auto error = error_of([&] { plan_load(file_of(samples), expected).require(); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::model_mismatch);
-    CHECK(error->message() ==
-          "the checkpoint is not what the model expects: 80 missing (h.{0..79}.b: F32 [2] x 80), "
-          "4 unexpected (p: F32 [1]; q: F32 [1]; r: F32 [1]; ...)");
-    CHECK(error->hint().empty());
+    check_error(error_of([&] { plan_load(file_of(samples), expected).require(); }), {Errc::model_mismatch}, {},
+                {.message = "the checkpoint is not what the model expects: 80 missing (h.{0..79}.b: F32 [2] x 80), "
+                            "4 unexpected (p: F32 [1]; q: F32 [1]; r: F32 [1]; ...)",
+                 .hint = ""});
 }
 
 // ---- ties

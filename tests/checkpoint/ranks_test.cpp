@@ -2,8 +2,10 @@
 // rank reads, and random tensors and rules against a slow twin, which takes whole tensors and picks element by element.
 #include <safemap/ranks.hpp>
 
-#include "containers.hpp"
+#include "check_error.hpp"
 #include "device/counted.hpp"
+#include "forge/containers.hpp"
+#include "inspect.hpp"
 #include "soak.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -47,12 +49,6 @@ LazyTensor part(const LazyTensor& tensor, RankRule rule, Rank rank) {
 
 Bytes8 part_values(const LazyTensor& tensor, const RankRule& rule, Rank rank) {
     return values(part(tensor, rule, rank));
-}
-
-std::vector<std::string> names_of(const std::vector<LazyTensor>& tensors) {
-    std::vector<std::string> names;
-    for (const LazyTensor& tensor : tensors) names.push_back(tensor.name());
-    return names;
 }
 
 }  // namespace
@@ -197,8 +193,7 @@ TEST_CASE("a tensor that ranks cannot share is an error, with its name, dimensio
     const LazyTensor tensor = numbered("w", {6, 4});
     const auto refused = [&](const RankRule& rule, Rank rank, std::vector<std::string> texts) {
         const auto error = error_of([&] { static_cast<void>(tensors_of_rank({&tensor, 1}, {&rule, 1}, rank)); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::invalid_argument);
+        check_error(error, {Errc::invalid_argument}, {});
         CHECK(error->tensor() == "w");
         for (const std::string& text : texts) {
             INFO(std::string(error->what()) << "; " << error->hint());

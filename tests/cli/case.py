@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a folder for each test, runs of the program, and what its output must be."""
+"""Shared by the tests of the command line: a folder for each test, runs of the program, and checks of its output."""
 import json
 import os
 import pathlib

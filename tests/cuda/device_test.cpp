@@ -1,6 +1,7 @@
 // Tests CUDA devices on the stub of the driver: names, memory, staging, copies and their order.
 #include "drivers/cuda_device.hpp"
 
+#include "check_error.hpp"
 #include "cuda/fixture.hpp"
 #include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
@@ -44,8 +45,7 @@ TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
          {"cuda:2", "cuda:-1", "cuda:", "cuda:x", "cuda:1x", "cuda: 1", "cuda:99999999999", "CUDA"}) {
         CAPTURE(name);
         const auto error = error_of([&] { Device::open(name); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::no_such_device);
+        check_error(error, {Errc::no_such_device}, {});
         CHECK(says(*error, "; available: host, cuda:0 (Stub GPU 0), cuda:1 (Stub GPU 1)"));
     }
     CHECK(stub.take_findings() == "");
@@ -66,8 +66,7 @@ TEST_CASE("a driver that does not start is an error that says so, and lists no d
     for (const char* const call : {"cuInit", "cuDeviceGetCount"}) {
         stub.fail_nth(call, 1, CuResult::unknown);
         const auto error = error_of([] { Device::open("cuda:0"); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::no_such_device);
+        check_error(error, {Errc::no_such_device}, {});
         CHECK(says(*error, "no device 'cuda:0': the CUDA driver does not work: " + std::string(call) +
                                ": CUDA_ERROR_UNKNOWN (unknown error)"));
         stub.fail_nth(call, 1, CuResult::unknown);
@@ -138,11 +137,9 @@ TEST_CASE("an allocation that does not fit is out_of_memory, and the device goes
         stub.set("pools", pools);
         const auto device = Device::open("cuda");
         const auto memory = device->allocate(4_MiB);
-        const auto error = error_of([&] { device->allocate(7_MiB); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::out_of_memory);
-        CHECK(error->message() ==
-              "the device 'cuda:0' has no memory for 7340032 bytes; 6291456 of 10485760 bytes are free");
+        check_error(
+            error_of([&] { device->allocate(7_MiB); }), {Errc::out_of_memory}, {},
+            {.message = "the device 'cuda:0' has no memory for 7340032 bytes; 6291456 of 10485760 bytes are free"});
         CHECK_FAULT(device->allocate(UINT64_MAX), Errc::out_of_memory);
         CHECK_FAULT(device->allocate_staging(std::uint64_t{1} << 62), Errc::out_of_memory);
         CHECK(device->allocate(6_MiB)->size() == 6_MiB);
@@ -404,8 +401,7 @@ TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
         return;
     }
     const auto error = error_of([] { Device::open("cuda:0"); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::no_such_device);
+    check_error(error, {Errc::no_such_device}, {});
     CHECK(error->message().starts_with("no device 'cuda:0': there is no CUDA driver: libcuda.so.1: "));
     CHECK(error->message().ends_with("; available: host"));
     CHECK(safemap::drivers::list_cuda().empty());

@@ -1,5 +1,6 @@
 // Tests what a CUDA device does when the driver fails: one error for each failure, no memory freed that the device may
 // still use, and nothing left over where it is safe to free it.
+#include "check_error.hpp"
 #include "cuda/fixture.hpp"
 #include "cuda/stub_cuda.hpp"
 #include "doctest_safemap.hpp"
@@ -152,12 +153,9 @@ TEST_CASE("after a failure every call fails with its name, and memory of the hos
     auto event = ground->bulk.record();
     stub.break_device(CuResult::illegal_address);
     const auto fails = [](auto&& use) {
-        const auto error = error_of(use);
-        REQUIRE(error);
-        CHECK(error->code() == Errc::device_failed);
-        CHECK(error->message() ==
-              "the device 'cuda:0' failed: cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal "
-              "memory access was encountered)");
+        check_error(error_of(use), {Errc::device_failed}, {},
+                    {.message = "the device 'cuda:0' failed: cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal "
+                                "memory access was encountered)"});
     };
     std::vector<std::byte> host(10);
     fails([&] { event->done(); });

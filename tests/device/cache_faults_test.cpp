@@ -1,6 +1,7 @@
 // Tests the cache when reads, copies or allocations fail, and when it stops.
 #include "device/cache.hpp"
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -32,10 +33,7 @@ TEST_CASE("a failed read is thrown by acquire, leaves nothing resident, and can 
         for (std::int64_t nth = 0; nth < 5; ++nth) {
             CAPTURE(nth);
             large.counted.fail_after(nth);
-            const auto error = error_of([&] { cache.acquire(bundle); });
-            REQUIRE(error);
-            CHECK(error->code() == Errc::io_error);
-            CHECK(error->tensor() == "large");
+            check_error(error_of([&] { cache.acquire(bundle); }), {Errc::io_error}, {}, {.tensor = "large"});
             CHECK(cache.stats().resident_bytes == 0);
             CHECK_FALSE(Cache::try_lease(*bundle));
         }
@@ -82,17 +80,13 @@ TEST_CASE("a full device or a failed copy affects only the bundle concerned") {
     const Bytes tensor("t", 20_MiB);
     fake->full = true;
     const auto full = error_of([&] { cache.acquire(tensor.tensor); });
-    REQUIRE(full);
-    CHECK(full->code() == Errc::out_of_memory);
+    check_error(full, {Errc::out_of_memory}, {});
     CHECK(full->tensor() == "t");
     fake->full = false;
     for (int nth = 0; nth < 3; ++nth) {
         CAPTURE(nth);
         fake->fail_copy = nth;
-        const auto error = error_of([&] { cache.acquire(tensor.tensor); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::io_error);
-        CHECK(error->tensor() == "t");
+        check_error(error_of([&] { cache.acquire(tensor.tensor); }), {Errc::io_error}, {}, {.tensor = "t"});
         CHECK(cache.stats().resident_bytes == 1_MiB);
     }
     const Held held = cache.acquire(tensor.tensor);

@@ -10,7 +10,6 @@
 #include <safemap/advanced/strides.hpp>
 #include <safemap/device.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,5 +1,6 @@
 // Tests prefetches, the cancelling of prefetches, and evict.
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -176,10 +177,7 @@ TEST_CASE("a fault of a prefetch is thrown by the next acquire, once") {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     cache.prefetch(both);
     CHECK_OK(cache.acquire(good.tensor));
-    const auto error = error_of([&] { cache.acquire(bad.tensor); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::io_error);
-    CHECK(error->tensor() == "bad");
+    check_error(error_of([&] { cache.acquire(bad.tensor); }), {Errc::io_error}, {}, {.tensor = "bad"});
     CHECK(bad.counted.reads() == 1);
     CHECK_OK(cache.acquire(bad.tensor));
     CHECK(bad.counted.reads() == 2);

@@ -3,6 +3,7 @@
 // cache_memory_test.cpp the use of device memory and copies.
 #include "device/cache.hpp"
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -15,7 +16,6 @@
 #include <safemap/device.hpp>
 
 #include <future>
-#include <string>
 #include <vector>
 
 namespace cache_test {
@@ -261,10 +261,8 @@ TEST_CASE("acquire does not wait for leased memory, and the error states how muc
     const Bytes a("a", 60);
     const Bytes b("b", 50);
     Held held = cache.acquire(a.tensor);
-    const auto error = error_of([&] { cache.acquire(b.tensor); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::budget_exceeded);
-    CHECK(error->message() == "50 bytes needed at once, 60 bytes already leased, but the budget is 100 bytes");
+    check_error(error_of([&] { cache.acquire(b.tensor); }), {Errc::budget_exceeded}, {},
+                {.message = "50 bytes needed at once, 60 bytes already leased, but the budget is 100 bytes"});
     CHECK(b.counted.reads() == 0);
     held.reset();
     CHECK_OK(cache.acquire(b.tensor));
@@ -274,10 +272,7 @@ TEST_CASE("acquire does not wait for leased memory, and the error states how muc
 TEST_CASE("a tensor larger than the budget is refused with its name, and a bundle with its total size") {
     const CacheFixture cache(Device::open("host"), 300);
     const Bytes large("large", 301);
-    const auto error = error_of([&] { cache.acquire(large.tensor); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::budget_exceeded);
-    CHECK(error->tensor() == "large");
+    check_error(error_of([&] { cache.acquire(large.tensor); }), {Errc::budget_exceeded}, {}, {.tensor = "large"});
 
     const Bytes a("a", 160);
     const Bytes b("b", 150);

@@ -1,6 +1,7 @@
 // Tests DLPack tensors on devices: what they say, and that they share the lease.
 #include <safemap/advanced/device_dlpack.hpp>
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -110,10 +111,8 @@ TEST_CASE("tensors of other leases, and what DLPack cannot express, are refused"
 
     World fake(std::make_shared<FakeDevice>());
     const auto far = fake.lease({bytes.tensor});
-    const auto error = error_of([&] { dlpack::export_versioned(far, far->tensors()[0]); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::no_dlpack);
-    CHECK(error->message() == "DLPack has no number for the device 'fake'");
+    check_error(error_of([&] { dlpack::export_versioned(far, far->tensors()[0]); }), {Errc::no_dlpack}, {},
+                {.message = "DLPack has no number for the device 'fake'"});
 }
 
 }  // namespace device_dlpack_test

@@ -9,7 +9,6 @@
 
 #include <safemap/advanced/file.hpp>
 
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <memory>

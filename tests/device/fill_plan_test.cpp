@@ -2,6 +2,7 @@
 // device.
 #include "device/fill_plan.hpp"
 
+#include "check_error.hpp"
 #include "device/random_tensors.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/stored_tensor.hpp"
@@ -389,10 +390,8 @@ TEST_CASE("a read that fails calls no copy, and the error has its tensor") {
             counted.fail_after(0);
             bool called = false;
             const FillPlan::Copies copies{[&](auto, auto) { called = true; }, [&](const auto&) { called = true; }};
-            const auto error = error_of([&] { plan.fill(layout, job, paths, worker, slab, copies); });
-            REQUIRE(error);
-            CHECK(error->code() == Errc::io_error);
-            CHECK(error->tensor() == "broken");
+            check_error(error_of([&] { plan.fill(layout, job, paths, worker, slab, copies); }), {Errc::io_error}, {},
+                        {.tensor = "broken"});
             CHECK_FALSE(called);
         }
     }

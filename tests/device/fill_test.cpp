@@ -1,4 +1,5 @@
 // Tests filling memory of the caller.
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -194,10 +195,10 @@ TEST_CASE("a fill without targets, and of tensors without elements, is done") {
 
 TEST_CASE("targets outside their memory, and streams that cannot be ordered, are refused before anything is read") {
     One one;
-    const auto error = error_of([&] { one.cache.fill({{one.bytes.tensor, one.memory, 1}}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::invalid_argument);
-    CHECK(error->tensor() == "t");
+    check_error(error_of([&] {
+                    one.cache.fill({{one.bytes.tensor, one.memory, 1}});
+                }),
+                {Errc::invalid_argument}, {}, {.tensor = "t"});
     CHECK_FAULT(one.cache.fill({{one.bytes.tensor, one.memory, UINT64_MAX}}), Errc::invalid_argument);
     CHECK_FAULT(one.cache.fill({{one.bytes.tensor, nullptr}}), Errc::invalid_argument);
     CHECK_FAULT(one.cache.fill(one.targets, NativeStream::opencl(nullptr)), Errc::invalid_argument);
@@ -232,10 +233,7 @@ TEST_CASE("a read or a copy that fails is thrown when nothing is in progress any
             one.fake->copy_microseconds = 200;
             if (reads) one.bytes.counted.fail_after(nth);
             else one.fake->fail_copy = nth;
-            const auto error = error_of([&] { one.cache.fill(one.targets); });
-            REQUIRE(error);
-            CHECK(error->code() == Errc::io_error);
-            CHECK(error->tensor() == "t");
+            check_error(error_of([&] { one.cache.fill(one.targets); }), {Errc::io_error}, {}, {.tensor = "t"});
             one.cache.fill(one.targets)->wait();
             CHECK(contents(*one.fake, *one.memory) == value_of(one.bytes.tensor));
             CHECK(one.fake->was_used_well());

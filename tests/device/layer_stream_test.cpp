@@ -1,13 +1,12 @@
 // Tests standing orders: plans that are followed, layer streams, sleep and wake.
 #include <safemap/layer_stream.hpp>
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
-#include <safemap/advanced/stored_tensor.hpp>
-#include <safemap/checkpoint.hpp>
 #include <safemap/uploader.hpp>
 
 #include <algorithm>
@@ -184,10 +183,9 @@ TEST_CASE("random sizes: right bytes, never above the budget, and close to the l
 TEST_CASE("a plan that cannot be followed is refused, and the one before stays") {
     Model model({100, 100, 300, 250, 100}, 500);
     CHECK_OK(model.uploader.follow({.order = {model.layers[0], model.layers[1]}, .cyclic = true}));
-    const auto error = error_of([&] { model.uploader.follow({.order = model.layers, .cyclic = true}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::budget_exceeded);
-    CHECK(error->message() == "the plan needs at least 550 bytes, but the budget is 500 bytes");
+    check_error(error_of([&] { model.uploader.follow({.order = model.layers, .cyclic = true}); }),
+                {Errc::budget_exceeded}, {},
+                {.message = "the plan needs at least 550 bytes, but the budget is 500 bytes"});
     CHECK_OK(model.uploader.follow({.order = model.layers, .cyclic = false}));
     CHECK_OK(model.uploader.follow({}));
 

@@ -1,6 +1,7 @@
 // Tests uploads on a thread whose allocations fail: this program replaces operator new.
 #include "device/cache.hpp"
 
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -14,7 +15,6 @@
 #include <new>
 #include <string>
 #include <utility>
-#include <vector>
 
 using namespace safemap;
 using device::Cache;
@@ -108,10 +108,7 @@ TEST_CASE("the fault of a prefetch reaches acquire, even if there is no memory f
     const Bytes bytes("a name that is too long to stand within a string", 100);
     cache.prefetch(bytes.tensor);
     CHECK(failing == 0);
-    const auto error = error_of([&] { cache.acquire(bytes.tensor); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::out_of_memory);
-    CHECK(error->tensor().empty());
+    check_error(error_of([&] { cache.acquire(bytes.tensor); }), {Errc::out_of_memory}, {}, {.tensor = ""});
 }
 
 TEST_CASE("an acquire without memory throws, and leaves nothing leased or half uploaded") {

@@ -1,4 +1,5 @@
 // Tests devices of OpenCL with an implementation that is installed, such as PoCL, which runs on processors.
+#include "check_error.hpp"
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/opencl_fixture.hpp"
@@ -11,8 +12,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <numeric>
 #include <random>
 #include <thread>
 
@@ -77,10 +76,7 @@ TEST_CASE("OpenCL: without a library that works there is no device, and the erro
         OpenclDriver driver;
         driver.library = load_opencl(library, driver.api);
         CHECK(list_opencl(driver).empty());
-        const auto error = error_of([&] { open_opencl(driver, "0"); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::no_such_device);
-        CHECK(error->message().find(library) != std::string::npos);
+        check_error(error_of([&] { open_opencl(driver, "0"); }), {Errc::no_such_device}, {library});
         int none = 0;
         CHECK_FAULT(adopt_opencl(driver, &none, &none), Errc::no_such_device);
     }
@@ -92,8 +88,7 @@ TEST_CASE("OpenCL: a host without memory is no missing device") {
     driver.api.clGetDeviceIDs = [](auto...) { return ClResult::out_of_host_memory; };
     CHECK(list_opencl(driver).empty());
     const auto error = error_of([&] { open_opencl(driver, "0"); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::out_of_memory);
+    check_error(error, {Errc::out_of_memory}, {});
     CHECK(error->message().ends_with("clGetDeviceIDs: CL_OUT_OF_HOST_MEMORY"));
 }
 
@@ -203,10 +198,7 @@ TEST_CASE("OpenCL: memory that the device does not have is out_of_memory, with i
     require(
         caller.api.clGetDeviceInfo(caller.device, ClDeviceInfo::max_mem_alloc_size, sizeof largest, &largest, nullptr));
     for (const std::uint64_t size : {largest + 1, std::uint64_t{1} << 62, UINT64_MAX}) {
-        const auto error = error_of([&] { device->allocate(size); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::out_of_memory);
-        CHECK(error->message().find(std::to_string(largest)) != std::string::npos);
+        check_error(error_of([&] { device->allocate(size); }), {Errc::out_of_memory}, {std::to_string(largest)});
     }
     CHECK_FAULT(device->allocate_staging(std::uint64_t{1} << 62), Errc::out_of_memory);
     const std::uint64_t free = device->free_memory();

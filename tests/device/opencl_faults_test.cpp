@@ -1,4 +1,5 @@
 // Tests what becomes of a device of OpenCL after a failure: of a command, of a caller's event, of any function.
+#include "check_error.hpp"
 #include "device/opencl_fixture.hpp"
 #include "doctest_safemap.hpp"
 
@@ -173,12 +174,11 @@ TEST_CASE("OpenCL: work of the caller that fails is a failure of the device") {
         const auto event = device->record(caller.stream());
         CHECK_FALSE(event->done());
         gate.fail();
-        const auto error = error_of([&] {
-            if (deadline) event->wait_until(std::chrono::steady_clock::now() + std::chrono::seconds(60));
-            else event->wait();
-        });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::device_failed);
+        check_error(error_of([&] {
+                        if (deadline) event->wait_until(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+                        else event->wait();
+                    }),
+                    {Errc::device_failed}, {});
         check_failed(*device);
         CHECK_FAULT(event->done(), Errc::device_failed);
         CHECK_FAULT(event->wait(), Errc::device_failed);

@@ -13,11 +13,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

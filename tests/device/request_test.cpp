@@ -12,7 +12,6 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace request_test {
 

@@ -5,15 +5,12 @@
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
-#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 #include <safemap/device.hpp>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <thread>

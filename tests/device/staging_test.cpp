@@ -89,6 +89,12 @@ std::shared_ptr<Switch> start_copy(StagingRing& ring, Lane lane) {
     return copy;
 }
 
+std::vector<StagingRing::Loan> take_some(StagingRing& ring, int count) {
+    std::vector<StagingRing::Loan> loans;
+    for (int i = 0; i < count; ++i) loans.push_back(ring.take(Lane::demand));
+    return loans;
+}
+
 /// Takes a buffer on another thread.
 std::future<std::optional<StagingRing::Loan>> take_soon(StagingRing& ring, Lane lane) {
     return std::async(std::launch::async, [&ring, lane] { return std::optional(ring.take(lane)); });
@@ -97,6 +103,12 @@ std::future<std::optional<StagingRing::Loan>> take_soon(StagingRing& ring, Lane 
 bool waits(const std::future<std::optional<StagingRing::Loan>>& taking) {
     return taking.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout;
 }
+
+/// A device and a limit that rings share.
+struct Sharing {
+    const std::shared_ptr<Buffers> device = std::make_shared<Buffers>();
+    const std::shared_ptr<StagingPool> pool = std::make_shared<StagingPool>();
+};
 
 }  // namespace
 
@@ -304,13 +316,10 @@ TEST_CASE("a buffer behind one whose copy is in progress is found") {
     held->set();
 }
 
-TEST_CASE("rings share the limit of the one that may have most") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "rings share the limit of the one that may have most") {
     StagingRing large(device, 10, 4, pool);
     StagingRing small(device, 10, 2, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    auto loans = take_some(large, 4);
     // One is always there.
     std::optional<StagingRing::Loan> one = small.take(Lane::demand);
     CHECK(device->bytes == 50);
@@ -326,13 +335,10 @@ TEST_CASE("rings share the limit of the one that may have most") {
     CHECK(device->bytes == 50);
 }
 
-TEST_CASE("beyond the limit, a ring has a buffer for each lane") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "beyond the limit, a ring has a buffer for each lane") {
     StagingRing large(device, 10, 4, pool);
     StagingRing small(device, 10, 4, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    auto loans = take_some(large, 4);
     const auto held = start_copy(small, Lane::bulk);
     std::optional<StagingRing::Loan> demand = small.take(Lane::demand);
     CHECK(device->bytes == 60);
@@ -344,13 +350,10 @@ TEST_CASE("beyond the limit, a ring has a buffer for each lane") {
     held->set();
 }
 
-TEST_CASE("demands that take turns with held copies of the bulk lane do not go on growing") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "demands that take turns with held copies of the bulk lane do not go on growing") {
     StagingRing large(device, 10, 4, pool);
     StagingRing small(device, 10, 4, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    auto loans = take_some(large, 4);
     const auto held = start_copy(small, Lane::bulk);
     static_cast<void>(small.take(Lane::demand));
     auto bulk = take_soon(small, Lane::bulk);
@@ -361,21 +364,16 @@ TEST_CASE("demands that take turns with held copies of the bulk lane do not go o
     CHECK_OK(bulk.get());
 }
 
-TEST_CASE("the bulk lane has a buffer beyond the limit, too") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "the bulk lane has a buffer beyond the limit, too") {
     StagingRing large(device, 10, 4, pool);
     StagingRing small(device, 10, 4, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 4; ++i) loans.push_back(large.take(Lane::demand));
+    auto loans = take_some(large, 4);
     static_cast<void>(small.take(Lane::demand));
     CHECK_OK(small.take(Lane::bulk));
     CHECK(device->bytes == 60);
 }
 
-TEST_CASE("a ring does not take the buffer that another one keeps for demands") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "a ring does not take the buffer that another one keeps for demands") {
     StagingRing first(device, 10, 8, pool);
     StagingRing second(device, 10, 8, pool);
     std::vector<std::shared_ptr<Switch>> held;
@@ -394,18 +392,12 @@ TEST_CASE("a ring does not take the buffer that another one keeps for demands") 
     for (const auto& copy : held) copy->set();
 }
 
-TEST_CASE("a ring takes a buffer of any larger one, if the largest has none to give") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "a ring takes a buffer of any larger one, if the largest has none to give") {
     StagingRing busy(device, 10, 9, pool);
     StagingRing idle(device, 10, 9, pool);
     StagingRing needs(device, 10, 9, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 5; ++i) loans.push_back(busy.take(Lane::demand));
-    {
-        std::vector<StagingRing::Loan> some;
-        for (int i = 0; i < 4; ++i) some.push_back(idle.take(Lane::demand));
-    }
+    auto loans = take_some(busy, 5);
+    take_some(idle, 4);  // and give them back
     for (int i = 0; i < 2; ++i) loans.push_back(needs.take(Lane::demand));
     CHECK(busy.allocated() == 50);
     CHECK(idle.allocated() == 30);
@@ -418,24 +410,18 @@ TEST_CASE("a device lives until a buffer of it is freed that another ring took")
         StagingRing stays(std::make_shared<Buffers>(), 10, 4, pool);
         const auto mine = stays.take(Lane::demand);
         auto goes = std::make_unique<StagingRing>(std::make_shared<Buffers>(), 10, 4, pool);
-        {
-            std::vector<StagingRing::Loan> loans;
-            for (int j = 0; j < 3; ++j) loans.push_back(goes->take(Lane::demand));
-        }
+        take_some(*goes, 3);  // and give them back
         auto taking = take_soon(stays, Lane::demand);
         goes.reset();
         CHECK_OK(taking.get());
     }
 }
 
-TEST_CASE("a ring without buffers, such as that of a host device, does not raise the limit") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "a ring without buffers, such as that of a host device, does not raise the limit") {
     const StagingRing unused(device, 10, 100, pool);
     StagingRing first(device, 10, 3, pool);
     StagingRing second(device, 10, 3, pool);
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 3; ++i) loans.push_back(first.take(Lane::demand));
+    auto loans = take_some(first, 3);
     loans.push_back(second.take(Lane::demand));
     auto another = take_soon(second, Lane::demand);
     CHECK(waits(another));
@@ -443,16 +429,11 @@ TEST_CASE("a ring without buffers, such as that of a host device, does not raise
     CHECK_OK(another.get());
 }
 
-TEST_CASE("an allocation that fails after another ring gave up a buffer leaves both in order") {
-    const auto device = std::make_shared<Buffers>();
+TEST_CASE_FIXTURE(Sharing, "an allocation that fails after another ring gave up a buffer leaves both in order") {
     const auto other_device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
     StagingRing first(device, 10, 8, pool);
     StagingRing second(other_device, 10, 8, pool);
-    {
-        std::vector<StagingRing::Loan> loans;
-        for (int i = 0; i < 8; ++i) loans.push_back(first.take(Lane::demand));
-    }
+    take_some(first, 8);  // and give them back
     const auto one = start_copy(second, Lane::demand);
     other_device->refuses = true;
     auto next = take_soon(second, Lane::demand);
@@ -463,20 +444,14 @@ TEST_CASE("an allocation that fails after another ring gave up a buffer leaves b
     CHECK_OK(next.get());
 }
 
-TEST_CASE("a ring takes idle buffers of a larger one, which keeps more") {
-    const auto device = std::make_shared<Buffers>();
+TEST_CASE_FIXTURE(Sharing, "a ring takes idle buffers of a larger one, which keeps more") {
     const auto other_device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
     StagingRing first(device, 10, 8, pool);
     StagingRing second(other_device, 10, 8, pool);
-    {
-        std::vector<StagingRing::Loan> loans;
-        for (int i = 0; i < 8; ++i) loans.push_back(first.take(Lane::demand));
-    }
+    take_some(first, 8);  // and give them back
     CHECK(first.allocated() == 80);
     // The first one is beyond the limit, and the next three are those of the other ring.
-    std::vector<StagingRing::Loan> loans;
-    for (int i = 0; i < 4; ++i) loans.push_back(second.take(Lane::demand));
+    auto loans = take_some(second, 4);
     CHECK(first.allocated() == 50);
     CHECK(device->bytes == 50);
     CHECK(second.allocated() == 40);
@@ -488,15 +463,10 @@ TEST_CASE("a ring takes idle buffers of a larger one, which keeps more") {
     CHECK(second.peak() == 40);
 }
 
-TEST_CASE("a ring takes no larger ring's buffers that are smaller than its own") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "a ring takes no larger ring's buffers that are smaller than its own") {
     StagingRing first(device, 10, 8, pool);
     StagingRing second(device, 20, 2, pool);
-    {
-        std::vector<StagingRing::Loan> loans;
-        for (int i = 0; i < 8; ++i) loans.push_back(first.take(Lane::demand));
-    }
+    take_some(first, 8);  // and give them back
     std::optional<StagingRing::Loan> one = second.take(Lane::demand);
     auto another = take_soon(second, Lane::demand);
     CHECK(waits(another));
@@ -505,9 +475,7 @@ TEST_CASE("a ring takes no larger ring's buffers that are smaller than its own")
     CHECK(first.allocated() == 80);
 }
 
-TEST_CASE("the end of a ring leaves its part to the others") {
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
+TEST_CASE_FIXTURE(Sharing, "the end of a ring leaves its part to the others") {
     StagingRing stays(device, 10, 2, pool);
     {
         StagingRing goes(device, 10, 2, pool);
@@ -543,10 +511,8 @@ TEST_CASE("a thread that waits for a buffer tries itself when another one's allo
     }
 }
 
-TEST_CASE("random use of rings that share a limit") {
+TEST_CASE_FIXTURE(Sharing, "random use of rings that share a limit") {
     constexpr std::size_t rings = 4;
-    const auto device = std::make_shared<Buffers>();
-    const auto pool = std::make_shared<StagingPool>();
     {
         // The second has smaller buffers, and the last may have one only.
         std::array<StagingRing, rings> all = {StagingRing(device, 8, 6, pool), StagingRing(device, 4, 12, pool),

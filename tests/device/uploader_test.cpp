@@ -1,9 +1,10 @@
 // Tests the public Uploader: bundles, leases, selections, slices, prefetch, and lifetimes.
 #include "base/checksum.hpp"
+#include "check_error.hpp"
 #include "child_process.hpp"
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -336,11 +337,8 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     Uploader uploader(Device::open("host"), model, {.device_budget = 30'000'000});
     const Lease before = uploader.acquire("a");
     std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) + std::chrono::seconds(1));
-    const auto error = error_of([&] { static_cast<void>(uploader.acquire("b")); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->path() == file.native());
-    CHECK(error->tensor() == "b");
+    check_error(error_of([&] { static_cast<void>(uploader.acquire("b")); }), {Errc::file_changed}, {},
+                {.tensor = "b", .path = file.native()});
     CHECK(before["a"].host_bytes()[999] == std::byte{999 % 251});
     CHECK(uploader.stats().resident_bytes == 1'000);
 }

@@ -4,12 +4,13 @@
 
 #include "base/zstd.hpp"
 #include "distributed/dcp/read_dcp.hpp"
-#include "distributed/dcp_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "open/read.hpp"
-#include "zstd_frames.hpp"
-
 #include <safemap/tensor_view.hpp>
+#include "check_error.hpp"
+#include "forge/dcp.hpp"
+#include "forge/zstd.hpp"
+#include "inspect.hpp"
 
 #include <atomic>
 #include <functional>
@@ -27,11 +28,6 @@ Contents read(const std::shared_ptr<const Folder>& folder, const OpenOptions& op
     return open::read_located(open::locate(folder), options, faults);
 }
 Contents read(const Save& save, const OpenOptions& options = {}) { return read(save.folder(), options); }
-
-std::string bytes_of(const LazyTensor& tensor) {
-    const TensorView view = tensor.load();
-    return {reinterpret_cast<const char*>(view.bytes().data()), view.bytes().size()};
-}
 
 /// Two tensors of two chunks each in the files of two ranks, and an object.
 Save small() {
@@ -60,13 +56,7 @@ void check_fault(const std::function<void(Save&)>& change, Errc code, const std:
                  const std::string& file = "folder/__1_0.distcp", const std::string& tensor = "b") {
     Save save = small();
     change(save);
-    const auto error = error_of([&] { read(save); });
-    REQUIRE(error.has_value());
-    INFO(std::string(error->what()));
-    CHECK(error->code() == code);
-    CHECK(error->path() == file);
-    CHECK(error->tensor() == tensor);
-    CHECK(error->message().find(text) != std::string::npos);
+    check_error(error_of([&] { read(save); }), {code}, {text}, {.tensor = tensor, .path = file});
 }
 
 std::string pickle_of(Dtype dtype, const Shape& shape) { return tensor_pickle(dtype, shape, contiguous(shape)); }
@@ -107,20 +97,13 @@ struct Counting final : Folder {
     std::shared_ptr<Counter> counter = std::make_shared<Counter>();
 };
 
-bool has_note(const Contents& contents, const std::string& text) {
-    return std::any_of(contents.notes.begin(), contents.notes.end(),
-                       [&](const std::string& note) { return note.find(text) != std::string::npos; });
-}
-
 }  // namespace
 
 TEST_CASE("missing files are named, all in one message") {
     Save save = small();
     save.files.erase("__0_0.distcp");
     auto error = error_of([&] { read(save); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::rank_missing);
-    CHECK(error->message().find("__0_0.distcp") != std::string::npos);
+    check_error(error, {Errc::rank_missing}, {"__0_0.distcp"});
     CHECK(error->message().find("__1_0.distcp") == std::string::npos);
     save.files.clear();
     save.files["other.distcp"] = "";
@@ -172,10 +155,10 @@ TEST_CASE("items that hold something else than their chunk") {
     // A pickle whose checksum is wrong.
     check_fault(
         [](Save& save) {
-            replace(save, forge::zip({{{.name = "archive/data.pkl",
-                                        .bytes = forge::pickle(pickle_of(Dtype::f32, {2, 2})),
-                                        .wrong_crc = true},
-                                       {.name = "archive/data/0", .bytes = std::string(16, 's')}}}));
+            replace(save,
+                    forge::zip(
+                        {{.name = "archive/data.pkl", .data = forge::pickle(pickle_of(Dtype::f32, {2, 2})), .crc32 = 1},
+                         {.name = "archive/data/0", .data = std::string(16, 's')}}));
         },
         Errc::checksum_mismatch, "");
     // An object that runs code.
@@ -190,8 +173,7 @@ TEST_CASE("items that hold something else than their chunk") {
 TEST_CASE("a tensor with attributes, or of a subclass, is the tensor in it") {
     Save save = small();
     const std::string plain = pickle_of(Dtype::f32, {2, 2});
-    replace(save, object_item(forge::call("torch._utils", "_rebuild_parameter",
-                                          {plain, "\x88", forge::call("collections", "OrderedDict", {})}),
+    replace(save, object_item(forge::call("torch._utils", "_rebuild_parameter", {plain, "\x88", forge::ordered()}),
                               {std::string(16, 'p')}));
     const Contents contents = read(save);
     CHECK(bytes_of(contents.tensors[1]).substr(16) == std::string(16, 'p'));
@@ -273,8 +255,8 @@ TEST_CASE("leftovers of other saves, and records without a checksum, are noted")
     CHECK(has_note(contents, ".metadata.tmp"));
     CHECK(contents.layout->world_size == 2);
     save = small();
-    replace(save, forge::zip({{{.name = "archive/data.pkl", .bytes = forge::pickle(pickle_of(Dtype::f32, {2, 2}))},
-                               {.name = "archive/data/0", .bytes = std::string(16, 's'), .zero_crc = true}}}));
+    replace(save, forge::zip({{.name = "archive/data.pkl", .data = forge::pickle(pickle_of(Dtype::f32, {2, 2}))},
+                              {.name = "archive/data/0", .data = std::string(16, 's'), .crc32 = 0}}));
     CHECK(has_note(read(save), "1 item has records without a checksum"));
 }
 

@@ -7,10 +7,8 @@
 
 #include <safemap/advanced/stored_tensor.hpp>
 
-#include <algorithm>
 #include <limits>
 #include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>

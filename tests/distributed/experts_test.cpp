@@ -1,8 +1,10 @@
 // Tests who holds what of a group of experts, and the files of single experts.
 #include "distributed/parallel/experts.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/pickle.hpp"
 
 #include <map>
 #include <set>
@@ -100,10 +102,10 @@ TEST_CASE("files of experts are read in the order of their numbers") {
     CHECK(read.weights[2].first == "weight of layer_1_expert_0_mp_rank_00_model_states.pt");
     CHECK(read_experts(folder, 1, {}).weights.size() == 2);
     CHECK_FAULT(read_experts(folder, 1, {2, 2}), Errc::rank_missing);
-    const auto error = error_of([&] { read_experts(folder, 0, {2, 3}); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::rank_missing);
-    CHECK(error->message().find("layer_1_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
+    check_error(error_of([&] {
+                    read_experts(folder, 0, {2, 3});
+                }),
+                {Errc::rank_missing}, {"layer_1_expert_2_mp_rank_00_model_states.pt"});
 }
 
 TEST_CASE("a file of an expert that num_experts does not count is refused") {
@@ -111,11 +113,8 @@ TEST_CASE("a file of an expert that num_experts does not count is refused") {
         files_of({"mp_rank_00_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt",
                   "layer_0_expert_1_mp_rank_00_model_states.pt", "layer_0_expert_2_mp_rank_00_model_states.pt"}));
     CHECK(read_experts(folder, 0, {3}).weights.size() == 3);
-    const auto error = error_of([&] { read_experts(folder, 0, {2}); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::world_mismatch);
-    CHECK(error->message().find("layer_0_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
-    CHECK(error->path() == folder.name());
+    check_error(error_of([&] { read_experts(folder, 0, {2}); }), {Errc::world_mismatch},
+                {"layer_0_expert_2_mp_rank_00_model_states.pt"}, {.path = folder.name()});
 }
 
 }  // namespace experts_test

@@ -1,7 +1,7 @@
 // Tests which classes and functions are listed of the pickles of many ranks: a rank that names others than the first
 // rank does not escape.
-#include "distributed/zero_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/zero.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>

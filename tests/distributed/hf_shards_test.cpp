@@ -2,16 +2,16 @@
 // and every fault of names and places.
 #include "distributed/hf_shards.hpp"
 
-#include "distributed/hf_forge.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "open/read.hpp"
+#include "forge/hf_shards.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 #include "reference/random_boxes.hpp"
 #include "soak.hpp"
 
-#include <safemap/tensor_view.hpp>
-
 #include <algorithm>
-#include <cstring>
 #include <random>
 
 namespace hf_shards_test {
@@ -32,11 +32,6 @@ Contents read(const Files& files, FaultSink& faults) {
 Contents read(const Files& files) {
     ThrowFirst faults;
     return read(files, faults);
-}
-
-std::string bytes_of(const LazyTensor& tensor) {
-    const TensorView view = tensor.load();
-    return {reinterpret_cast<const char*>(view.bytes().data()), view.bytes().size()};
 }
 
 const LazyTensor& tensor(const Contents& contents, const std::string& name) {
@@ -60,13 +55,8 @@ Part scalar(const std::string& name, std::uint32_t value) {
 
 void refused(const Files& files, Errc code, const std::string& path, const std::string& tensor,
              const std::string& text) {
-    const auto error = error_of([&] { static_cast<void>(read(files)); });
-    REQUIRE(error.has_value());
-    INFO(std::string(error->what()));
-    CHECK(error->code() == code);
-    CHECK(error->path() == (path.empty() ? "folder" : "folder/" + path));
-    CHECK(error->tensor() == tensor);
-    CHECK(error->message().find(text) != std::string::npos);
+    check_error(error_of([&] { static_cast<void>(read(files)); }), {code}, {text},
+                {.tensor = tensor, .path = (path.empty() ? "folder" : "folder/" + path)});
 }
 
 // Random tilings.
@@ -433,8 +423,7 @@ TEST_CASE("an object that torch wrote before the header is named") {
     const auto error = error_of([] {
         static_cast<void>(read({{shard_name(1), forge::pt({{"w", {1}, {1}}}) + file({rows("w", 0, 4)})}}));
     });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::header_too_large);
+    check_error(error, {Errc::header_too_large}, {});
     CHECK(error->hint().find("object before the header") != std::string::npos);
 }
 

@@ -2,8 +2,8 @@
 #include "distributed/zero/one_run.hpp"
 
 #include "distributed/zero_check.hpp"
-#include "distributed/zero_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/zero.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>

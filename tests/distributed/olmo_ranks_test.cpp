@@ -1,7 +1,8 @@
 // Tests the local shards of OLMo: random modules that are cut among ranks, in the fields of both versions of torch, the
 // state of their optimizer, and fields that contradict each other.
-#include "distributed/rank_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/ranks.hpp"
+#include "inspect.hpp"
 #include "soak.hpp"
 
 #include <safemap/error.hpp>

@@ -4,7 +4,6 @@
 #include "doctest_safemap.hpp"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 

@@ -1,12 +1,12 @@
 // Tests the stages of a pipeline, with tied layers and with tensor parallelism in each, and the files of layers.
 #include "distributed/parallel/pipeline.hpp"
 
-#include "distributed/pt_value.hpp"
 #include "distributed/zero_check.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/value.hpp"
+#include "inspect.hpp"
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -47,12 +47,6 @@ ModelRank rank(std::uint64_t number, std::vector<Gathered::Weight> weights) {
     return {number, "mp_rank_0" + std::to_string(number) + "_model_states.pt", std::move(gathered)};
 }
 
-std::vector<std::string> names_of(const Gathered& gathered) {
-    std::vector<std::string> names;
-    for (const auto& each : gathered.weights) names.push_back(each.name);
-    return names;
-}
-
 std::string f32_bytes(const Shape& shape, const std::string& seed) { return bytes_for(Dtype::f32, shape, seed); }
 
 /// Returns a folder with these files of layers, and one of model states.
@@ -80,7 +74,7 @@ TEST_CASE("stages are listed in their order, with what each of them says") {
     first.gathered.aliases = {{"0.weight", "0.tied"}};
     second.gathered.aliases = {{"2.weight", "2.tied"}};
     const Gathered joined = join_stages({first, second});
-    CHECK(names_of(joined) == std::vector<std::string>{"0.weight", "1.weight", "2.weight"});
+    CHECK(names_of(joined.weights) == std::vector<std::string>{"0.weight", "1.weight", "2.weight"});
     CHECK(joined.state_names == std::vector<std::string>{"exp_avg", "exp_avg_sq", "sum"});
     CHECK(joined.notes == std::vector<std::string>{"one", "two"});
     CHECK(joined.aliases == std::vector<AliasGroup>{{"0.weight", "0.tied"}, {"2.weight", "2.tied"}});
@@ -93,13 +87,13 @@ TEST_CASE("a tied layer is listed once, and its copies are kept for comparison")
     const Gathered joined = join_stages({rank(0, {weight("tied.weight", {2}, "a"), weight("1.weight", {3}, "b")}),
                                          rank(1, {weight("2.weight", {3}, "c"), weight("tied.weight", {2}, "d")}),
                                          rank(2, {weight("tied.weight", {2}, "e")})});
-    CHECK(names_of(joined) == std::vector<std::string>{"tied.weight", "1.weight", "2.weight"});
-    CHECK(zero_forge::bytes_of(joined.weights[0].tensor) == f32_bytes({2}, "a"));
+    CHECK(names_of(joined.weights) == std::vector<std::string>{"tied.weight", "1.weight", "2.weight"});
+    CHECK(bytes_of(joined.weights[0].tensor) == f32_bytes({2}, "a"));
     REQUIRE(joined.replicas.size() == 2);
     for (std::size_t i = 0; i < 2; ++i) {
         CHECK(joined.replicas[i].name == "tied.weight");
-        CHECK(zero_forge::bytes_of(joined.replicas[i].first) == f32_bytes({2}, "a"));
-        CHECK(zero_forge::bytes_of(joined.replicas[i].other) == f32_bytes({2}, i == 0 ? "d" : "e"));
+        CHECK(bytes_of(joined.replicas[i].first) == f32_bytes({2}, "a"));
+        CHECK(bytes_of(joined.replicas[i].other) == f32_bytes({2}, i == 0 ? "d" : "e"));
         CHECK(joined.replicas[i].first_file == "mp_rank_00_model_states.pt");
     }
     CHECK(joined.replicas[0].other_file == "mp_rank_01_model_states.pt");
@@ -108,16 +102,12 @@ TEST_CASE("a tied layer is listed once, and its copies are kept for comparison")
 
 TEST_CASE("a tied layer of another shape or dtype is refused with both files") {
     for (const auto& other : {weight("tied.weight", {2}, "x"), weight("tied.weight", {3, 2}, "x", Dtype::f16)}) {
-        const auto error = error_of([&] {
-            static_cast<void>(
-                join_stages({rank(0, {weight("tied.weight", {3, 2}, "a")}), rank(1, {}), rank(2, {other})}));
-        });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::ranks_differ);
-        CHECK(error->path() == "mp_rank_02_model_states.pt");
-        CHECK(error->tensor() == "tied.weight");
-        CHECK(error->message().find("ranks differ in the ") != std::string::npos);
-        CHECK(error->message().find("mp_rank_00_model_states.pt") != std::string::npos);
+        check_error(error_of([&] {
+                        static_cast<void>(join_stages(
+                            {rank(0, {weight("tied.weight", {3, 2}, "a")}), rank(1, {}), rank(2, {other})}));
+                    }),
+                    {Errc::ranks_differ}, {"ranks differ in the ", "mp_rank_00_model_states.pt"},
+                    {.tensor = "tied.weight", .path = "mp_rank_02_model_states.pt"});
     }
 }
 
@@ -144,7 +134,7 @@ TEST_CASE("model ranks are stages of tensor ranks: each stage is merged, and the
         for (const std::string moment : {"", " moment"}) {
             const auto of = [&](std::size_t i) {
                 const Gathered::Weight& one = joined.weights[3 * stage + i];
-                return zero_forge::bytes_of(moment.empty() ? one.tensor : one.state.front().second);
+                return bytes_of(moment.empty() ? one.tensor : one.state.front().second);
             };
             const std::string left = f32_bytes({2}, "row" + at + "0" + moment);
             const std::string right = f32_bytes({2}, "row" + at + "1" + moment);
@@ -167,11 +157,8 @@ TEST_CASE("model ranks are stages of tensor ranks: each stage is merged, and the
 TEST_CASE("model ranks that are no multiple of the tensor ranks are refused") {
     const std::vector<ModelRank> three = {rank(0, {}), rank(1, {}), rank(2, {})};
     for (const std::uint64_t tensor_ranks : {std::uint64_t{0}, std::uint64_t{2}, std::uint64_t{4}, ~std::uint64_t{0}}) {
-        const auto error = error_of([&] { static_cast<void>(join_model_ranks(three, tensor_ranks, nullptr)); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::world_mismatch);
-        CHECK(error->path() == "mp_rank_00_model_states.pt");
-        CHECK(error->message().find("3 model ranks") != std::string::npos);
+        check_error(error_of([&] { static_cast<void>(join_model_ranks(three, tensor_ranks, nullptr)); }),
+                    {Errc::world_mismatch}, {"3 model ranks"}, {.path = "mp_rank_00_model_states.pt"});
     }
     CHECK_OK(join_model_ranks(three, 3, nullptr));
 }
@@ -189,9 +176,9 @@ TEST_CASE("files of layers are read in the order of their numbers, whatever thei
         const std::string& file = read.files[place / 2];
         CHECK(read.weights[place].first == layer + ".weight");
         CHECK(read.weights[place].second.name() == layer + ".weight");
-        CHECK((zero_forge::bytes_of(read.weights[place++].second) == bytes_for(Dtype::bf16, {2, 3}, file)));
+        CHECK((bytes_of(read.weights[place++].second) == bytes_for(Dtype::bf16, {2, 3}, file)));
         CHECK(read.weights[place].first == layer + ".inner.bias");
-        CHECK((zero_forge::bytes_of(read.weights[place++].second) == bytes_for(Dtype::f32, {3}, file)));
+        CHECK((bytes_of(read.weights[place++].second) == bytes_for(Dtype::f32, {3}, file)));
     }
 }
 
@@ -210,10 +197,8 @@ TEST_CASE("each tensor rank has files of its own, or all share them") {
 TEST_CASE("files of layers that hold something else are refused with their path") {
     std::map<std::string, std::string> files = {{"mp_rank_00_model_states.pt", "not read"}};
     files["layer_00-model_states.pt"] = pt::Writer::file(pt::list({pt::integer(1)}));
-    const auto error = error_of([&] { static_cast<void>(read_layers(forge::Folder(files), 0)); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::field_missing);
-    CHECK(error->path() == "folder/layer_00-model_states.pt");
+    check_error(error_of([&] { static_cast<void>(read_layers(forge::Folder(files), 0)); }), {Errc::field_missing}, {},
+                {.path = "folder/layer_00-model_states.pt"});
     files["layer_00-model_states.pt"] = "not a file of torch.save";
     const auto unread = error_of([&] { static_cast<void>(read_layers(forge::Folder(files), 0)); });
     REQUIRE(unread.has_value());
@@ -230,11 +215,11 @@ TEST_CASE("only what the files of layers alone have is added to a pipeline") {
                 {"1.mask", tensor("1.mask", {1}, "z")},
                 {"0.frozen", tensor("0.frozen", {3}, "again")}},
                {"1.mask", "0.weight"});
-    CHECK(names_of(joined) == std::vector<std::string>{"0.weight", "0.frozen", "1.mask"});
+    CHECK(names_of(joined.weights) == std::vector<std::string>{"0.weight", "0.frozen", "1.mask"});
     CHECK(joined.weights[0].kind == Kind::master);
     CHECK(joined.weights[0].tensor.dtype() == Dtype::f32);
     CHECK(joined.weights[1].kind == Kind::frozen);
-    CHECK(zero_forge::bytes_of(joined.weights[1].tensor) == f32_bytes({3}, "y"));
+    CHECK(bytes_of(joined.weights[1].tensor) == f32_bytes({3}, "y"));
     CHECK(joined.weights[2].kind == Kind::buffer);
 }
 

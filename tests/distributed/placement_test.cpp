@@ -2,9 +2,9 @@
 // several, in a slice where they stand elsewhere, over the files of several ranks of data parallelism.
 #include "distributed/parallel/merge.hpp"
 
-#include "distributed/pt_value.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/value.hpp"
 #include "soak.hpp"
 #include "torch/parts.hpp"
 
@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>

@@ -1,6 +1,7 @@
 // Tests reading the files of ranks side by side: each once, which error is thrown, and how a stop request ends it.
 #include "distributed/pickles.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "temp_dir.hpp"
 
@@ -179,16 +180,11 @@ TEST_CASE("after an error no more files are opened") {
 TEST_CASE("a file that is not there, or is something else, is a missing rank") {
     Ranks ranks(5);
     ranks.missing = "tag/rank_3";
-    const auto missing = error_of([&] { for_each_file(ranks, ranks.list(), {}, do_nothing); });
-    REQUIRE(missing.has_value());
-    CHECK(missing->code() == Errc::rank_missing);
-    CHECK(missing->path() == "run/tag/rank_3");
+    check_error(error_of([&] { for_each_file(ranks, ranks.list(), {}, do_nothing); }), {Errc::rank_missing}, {},
+                {.path = "run/tag/rank_3"});
     ranks.folder = "tag/rank_1";
-    const auto folder = error_of([&] { for_each_file(ranks, ranks.list(), {}, do_nothing); });
-    REQUIRE(folder.has_value());
-    CHECK(folder->code() == Errc::rank_missing);
-    CHECK(folder->path() == "run/tag/rank_1");
-    CHECK(folder->message() == "a folder; expected a file");
+    check_error(error_of([&] { for_each_file(ranks, ranks.list(), {}, do_nothing); }), {Errc::rank_missing}, {},
+                {.path = "run/tag/rank_1", .message = "a folder; expected a file"});
     ranks.refused = "tag/rank_0";
     CHECK_FAULT(for_each_file(ranks, ranks.list(), {}, do_nothing), Errc::permission_denied);
 }
@@ -206,10 +202,7 @@ TEST_CASE("files of a real folder are found below it, and links without an end a
     CHECK_OK(one("tag/a"));
     for (const char* file : {"tag/b", "tag/c", "tag/sub", "other/a", ""}) {
         CAPTURE(file);
-        const auto error = error_of([&] { one(file); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::rank_missing);
-        CHECK(error->path() == (dir.path() / file).native());
+        check_error(error_of([&] { one(file); }), {Errc::rank_missing}, {}, {.path = (dir.path() / file).native()});
     }
     CHECK_FAULT(one("../a"), Errc::shard_outside_folder);
 }

@@ -1,8 +1,9 @@
 // Tests whole tensors out of rank files that are forged byte for byte: random meshes, placements, versions of torch and
 // local tensors, compared with the slow twin; and what becomes of replicas, ties, objects and sub-meshes.
 #include "child_process.hpp"
-#include "distributed/rank_forge.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/ranks.hpp"
+#include "inspect.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"
 

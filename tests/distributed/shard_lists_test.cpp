@@ -2,9 +2,10 @@
 // set, read without this: whatever the files hold, both give the same tensors, or the same error.
 #include "distributed/ranks/shard_lists.hpp"
 
-#include "distributed/rank_forge.hpp"
 #include "distributed/ranks/read_rank_files.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/ranks.hpp"
+#include "inspect.hpp"
 #include "pickle/memory_share.hpp"
 #include "soak.hpp"
 #include "torch/fixtures.hpp"
@@ -247,11 +248,11 @@ std::string pickle(const Style& style, std::uint64_t rank, const Change& change 
 }
 
 std::string file(const Style& style, std::uint64_t rank, const std::string& pickle) {
-    std::vector<forge::ZipRecord> records = {{.name = "archive/data.pkl", .bytes = pickle},
-                                             {.name = "archive/byteorder", .bytes = "little"}};
+    std::vector<forge::Zip::Record> records = {{.name = "archive/data.pkl", .data = pickle},
+                                               {.name = "archive/byteorder", .data = "little"}};
     for (std::size_t t = 0; t < style.tensors; ++t)
         records.push_back({.name = "archive/data/" + std::to_string(t),
-                           .bytes = std::string(16 * style.rows, static_cast<char>('a' + rank + t))});
+                           .data = std::string(16 * style.rows, static_cast<char>('a' + rank + t))});
     return forge::zip(records);
 }
 
@@ -277,8 +278,8 @@ std::string outcome(const Style& style, const Pickles& all, bool takes_lists) {
     const auto error = error_of([&] {
         const state::Contents contents = distributed::read_rank_files(set, {});
         for (const LazyTensor& one : contents.tensors)
-            out += one.name() + " " + std::string(name(one.dtype())) + to_string(one.shape()) + " " +
-                   rank_forge::bytes_of(one) + "\n";
+            out +=
+                one.name() + " " + std::string(name(one.dtype())) + to_string(one.shape()) + " " + bytes_of(one) + "\n";
         for (const auto& [key, value] : contents.metadata) out += key + " = " + value + "\n";
         for (const auto& one : contents.skipped) out += "skipped " + one.name + "\n";
         for (const auto& one : contents.notes) out += one + "\n";
@@ -385,18 +386,11 @@ TEST_CASE("who uses a value of a list in another way gets the value") {
         },
         // It is changed later: an item more, a size more, another state.
         [&](Pickler& to, std::uint64_t) { key(to, "x"), to.get(to.entries[0].list), to.opcodes += "Na"s; },
-        [&](Pickler& to, std::uint64_t) {
-            key(to, "x"), to.get(to.entries[0].sizes),
-                to.opcodes +=
-                "K\x01"
-                "a"s;
-        },
+        [&](Pickler& to, std::uint64_t) { key(to, "x"), to.get(to.entries[0].sizes), to.opcodes += "K\001a"s; },
         [&](Pickler& to, std::uint64_t) {
             key(to, "x");
             to.get(to.entries[0].shard);
-            to.opcodes += "}" + forge::text("shard_sizes") +
-                          "]K\x07"
-                          "asb"s;
+            to.opcodes += "}" + forge::text("shard_sizes") + "]K\007asb"s;
         },
         // As a key, as arguments, as the state of an object, twice.
         [&](Pickler& to, std::uint64_t) { to.get(to.entries[0].list), to.opcodes += "N"s; },
@@ -464,10 +458,7 @@ TEST_CASE("a mutated set gives the same tensors or the same error as without tak
 TEST_CASE("lists of other forms are not compared without end") {
     // Each list has the right key, and ends in a value of another kind.
     std::string pickle = "\x80\x02}("s;
-    for (int i = 0; i < 20'000; ++i)
-        pickle += forge::text("shards_metadata") + "]q\x01("s +
-                  "K\x01"
-                  "e"s;
+    for (int i = 0; i < 20'000; ++i) pickle += forge::text("shards_metadata") + "]q\x01("s + "K\001e"s;
     // Calls of two nodes of one class, which a list names in turn: they are not searched for each item.
     const std::string shard = forge::global("torch.distributed._shard.metadata", "ShardMetadata");
     for (int i = 0; i < 20'000; ++i) pickle += "I" + std::to_string(i) + "\ncx\ny\n)R"s;

@@ -1,13 +1,12 @@
 // Tests the comparison of the values of two trees, and copies.
 #include "distributed/ranks/tree_values.hpp"
 
-#include "distributed/pt_value.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/value.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
 
-#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>

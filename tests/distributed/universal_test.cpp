@@ -2,16 +2,15 @@
 // that lack files or hold other values than they should.
 #include "distributed/zero/universal.hpp"
 
-#include "distributed/pt_value.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_check.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/value.hpp"
 #include "soak.hpp"
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <random>
 #include <stop_token>
 #include <string>
@@ -89,13 +88,12 @@ void check_weight(const Gathered::Weight& weight, const Parameter& wanted) {
     CHECK(weight.name == wanted.name);
     CHECK(weight.kind == Kind::master);
     CHECK(weight.tensor.shape() == wanted.shape);
-    CHECK((zero_forge::bytes_of(weight.tensor) == bytes_for(Dtype::f32, wanted.shape, "fp32", wanted.name)));
+    CHECK((bytes_of(weight.tensor) == bytes_for(Dtype::f32, wanted.shape, "fp32", wanted.name)));
     REQUIRE(weight.state.size() == moments.size());
     for (std::size_t i = 0; i < moments.size(); ++i) {
         CHECK(weight.state[i].first == moments[i]);
         CHECK(weight.state[i].second.shape() == wanted.shape);
-        CHECK((zero_forge::bytes_of(weight.state[i].second) ==
-               bytes_for(Dtype::f32, wanted.shape, moments[i], wanted.name)));
+        CHECK((bytes_of(weight.state[i].second) == bytes_for(Dtype::f32, wanted.shape, moments[i], wanted.name)));
     }
 }
 
@@ -154,8 +152,7 @@ TEST_CASE("without files of model states, weights are as fp32.pt has them, and a
     REQUIRE(read.gathered.weights.size() == 2);
     check_weight(read.gathered.weights[0], parameter("a", {4}));
     CHECK(read.gathered.weights[1].tensor.shape() == Shape{6});
-    REQUIRE(read.gathered.notes.size() == 1);
-    CHECK(read.gathered.notes[0].find("no files of model states") != std::string::npos);
+    CHECK(only_of(read.gathered.notes).find("no files of model states") != std::string::npos);
     CHECK(!read.stage.has_value());
     CHECK(!read.data_ranks.has_value());
 }
@@ -207,8 +204,7 @@ TEST_CASE("weights and buffers of the module that have no master keep their dtyp
     CHECK(read.weights[2].kind == Kind::buffer);
     CHECK(read.weights[2].tensor.dtype() == Dtype::i64);
     check_weight(read.weights[3], parameter("only.here", {1}));
-    REQUIRE(read.notes.size() == 1);
-    CHECK(read.notes[0].starts_with("1 weight is only in fp32.pt"));
+    CHECK(only_of(read.notes).starts_with("1 weight is only in fp32.pt"));
 }
 
 TEST_CASE("steps and the rest of the optimizer's state are kept by parameter") {
@@ -224,7 +220,7 @@ TEST_CASE("steps and the rest of the optimizer's state are kept by parameter") {
     const distributed::Value rest(*read.rest);
     CHECK(rest.at("step").at("a.b").integer() == 7);
     REQUIRE(rest.at("step").at("c").tensor() != nullptr);
-    CHECK(zero_forge::bytes_of(*rest.at("step").at("c").tensor()) == forge::little_endian(8.0F));
+    CHECK(bytes_of(*rest.at("step").at("c").tensor()) == forge::little_endian(8.0F));
     CHECK(rest.has("param_groups"));
     CHECK(read.stage == 2);
     for (const auto& weight : read.gathered.weights) CHECK(weight.state.size() == 2);
@@ -246,10 +242,9 @@ TEST_CASE("rows of the vocabulary's padding are cut off where the file says that
         REQUIRE(read.weights.size() == 1);
         const auto& weight = read.weights[0];
         CHECK(weight.tensor.shape() == embed.shape);
-        CHECK((zero_forge::bytes_of(weight.tensor) ==
-               bytes_for(Dtype::f32, padded, "fp32", "embed").substr(0, embed.count * 4)));
+        CHECK((bytes_of(weight.tensor) == bytes_for(Dtype::f32, padded, "fp32", "embed").substr(0, embed.count * 4)));
         REQUIRE(weight.state.size() == 1);
-        CHECK((zero_forge::bytes_of(weight.state[0].second) ==
+        CHECK((bytes_of(weight.state[0].second) ==
                bytes_for(Dtype::f32, padded, "exp_avg", "embed").substr(0, embed.count * 4)));
     }
 }

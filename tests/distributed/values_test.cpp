@@ -1,8 +1,9 @@
 // Tests typed access to the tree of a rank: what is there, what is missing, and messages that name the field.
 #include "distributed/values.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 
 #include <cstdint>
 #include <limits>
@@ -31,10 +32,7 @@ StateTree::NodeId sequence(StateTree& tree, Sequence::Kind kind, const std::vect
 }
 
 template <class Run> void check_missing(Run&& run, const std::string& message) {
-    const auto error = error_of(run);
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::field_missing);
-    CHECK(error->message() == message);
+    check_error(error_of(run), {Errc::field_missing}, {}, {.message = message});
 }
 
 constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
@@ -106,11 +104,10 @@ TEST_CASE("a container that is in many places is not read without end") {
     const std::vector<StateTree::NodeId> places(5000, tree.add(std::move(names)));
     tree.set_root(tree.add(Sequence{Sequence::Kind::list, places}));
     std::size_t read = 0;
-    const auto error = error_of([&] {
-        for (const Value& each : Value(tree).items()) read += each.entries().size();
-    });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::pickle_too_large);
+    check_error(error_of([&] {
+                    for (const Value& each : Value(tree).items()) read += each.entries().size();
+                }),
+                {Errc::pickle_too_large}, {});
     CHECK(read > 100 * 2000);
     CHECK(read < 500 * 2000);
 }

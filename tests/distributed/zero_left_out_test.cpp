@@ -2,9 +2,10 @@
 // there is read, and what is not is said.
 #include "distributed/zero/gather.hpp"
 #include "distributed/zero_check.hpp"
-#include "distributed/zero_forge.hpp"
+
 #include "doctest_safemap.hpp"
-#include "temp_dir.hpp"
+#include "forge/files.hpp"
+#include "forge/zero.hpp"
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/save.hpp>
@@ -19,44 +20,15 @@
 namespace zero_left_out_test {
 
 using namespace safemap;
+using namespace std::string_literals;
 using zero_forge::check_tensor;
 using zero_forge::check_tensors;
 using zero_forge::Expected;
 using zero_forge::Forge;
+using zero_forge::Opened;
 using zero_forge::Run;
 using zero_forge::small;
 using zero_forge::Spec;
-
-namespace {
-
-struct Opened {
-    explicit Opened(const Run& run, const OpenOptions& options = {}) : checkpoint(opened(dir, run, options)) {}
-
-    TempDir dir = TempDir::in_memory();
-    Checkpoint checkpoint;
-
-private:
-    static Checkpoint opened(const TempDir& dir, const Run& run, const OpenOptions& options) {
-        for (const auto& [name, bytes] : run.packed()) {
-            std::filesystem::create_directories((dir / name).parent_path());
-            dir.write(name, bytes);
-        }
-        return Checkpoint::open(dir.path(), options);
-    }
-};
-
-bool notes_have(const Checkpoint& checkpoint, std::string_view words) {
-    return std::any_of(checkpoint.notes().begin(), checkpoint.notes().end(),
-                       [words](const std::string& note) { return note.find(words) != std::string::npos; });
-}
-
-/// Changes `module` in the files of all ranks.
-template <class Change> void each_module(Run& run, Change&& change) {
-    for (auto& [name, file] : run.files)
-        if (name.ends_with("_model_states.pt")) change(file);
-}
-
-}  // namespace
 
 TEST_CASE("sub-groups whose optimizer state is not saved have weights, and the others their state") {
     Spec spec = small(3, 2);
@@ -72,7 +44,7 @@ TEST_CASE("sub-groups whose optimizer state is not saved have weights, and the o
     check_tensors(opened.checkpoint, Forge::weights(spec));
     const auto optimizer = opened.checkpoint.optimizer();
     REQUIRE(optimizer.has_value());
-    CHECK(notes_have(*optimizer, "no file has the state of "));
+    CHECK(has_note(*optimizer, "no file has the state of "));
     std::size_t found = 0;
     for (const auto& [name, wanted] : Forge::moments(spec))
         if (optimizer->find(name) != nullptr) {
@@ -82,7 +54,7 @@ TEST_CASE("sub-groups whose optimizer state is not saved have weights, and the o
     CHECK(found > 0);
     CHECK(found < Forge::moments(spec).size());
     const Opened whole(Forge::run(spec));
-    CHECK(!notes_have(*whole.checkpoint.optimizer(), "no file has the state of "));
+    CHECK(!has_note(*whole.checkpoint.optimizer(), "no file has the state of "));
 }
 
 TEST_CASE("a second name of a tensor whose first name was left out stands for itself") {
@@ -90,18 +62,18 @@ TEST_CASE("a second name of a tensor whose first name was left out stands for it
         CAPTURE(stage);
         const Spec spec = small(stage);
         Run run = Forge::run(spec);
-        each_module(run, [](pt::Value& file) {
+        run.each_model([](pt::Value& file) {
             file["shared_params"] = pt::dict({{"head.weight", pt::text("left.out")}});
             file["module"]["head.weight"] = pt::tensor(Dtype::f32, {2}, "12345678");
         });
         const Opened opened(run);
         check_tensor(opened.checkpoint, "head.weight", {Dtype::f32, {2}, "12345678"});
-        each_module(
-            run, [](pt::Value& file) { file["module"]["head.weight"] = pt::tensor(Dtype::f32, {0}, std::string()); });
+        run.each_model(
+            [](pt::Value& file) { file["module"]["head.weight"] = pt::tensor(Dtype::f32, {0}, std::string()); });
         if (stage != 3) continue;
         const Opened placeholder(run);
         CHECK(placeholder.checkpoint.find("head.weight") == nullptr);
-        CHECK(notes_have(placeholder.checkpoint, "no file has the values of head.weight"));
+        CHECK(has_note(placeholder.checkpoint, "no file has the values of head.weight"));
     }
 }
 
@@ -110,7 +82,7 @@ TEST_CASE("the parameters of a module with two names are named where the placeho
     const auto placeholder = [](const pt::StoragePtr& storage) { return pt::tensor(storage, {0}); };
     // One storage for both names: torch.save writes a module with two names so.
     Run shared = Forge::run(spec);
-    each_module(shared, [&](pt::Value& file) {
+    shared.each_model([&](pt::Value& file) {
         const pt::StoragePtr storage = pt::store(Dtype::bf16, {});
         file["module"]["down.weight"] = placeholder(storage);
         file["module"].set("twin.weight", placeholder(storage));
@@ -118,31 +90,25 @@ TEST_CASE("the parameters of a module with two names are named where the placeho
     });
     const Opened one(shared);
     check_tensors(one.checkpoint, Forge::weights(spec));
-    CHECK(notes_have(one.checkpoint, "the values of twin.weight are those of down.weight"));
-    CHECK(notes_have(one.checkpoint, "no file has the values of lost.weight"));
-    CHECK(notes_have(one.checkpoint, "if a module has two names"));
+    CHECK(has_note(one.checkpoint, "the values of twin.weight are those of down.weight"));
+    CHECK(has_note(one.checkpoint, "no file has the values of lost.weight"));
+    CHECK(has_note(one.checkpoint, "if a module has two names"));
     // Several parameters on one storage show nothing.
     Run all = Forge::run(spec);
-    each_module(all, [&](pt::Value& file) {
+    all.each_model([&](pt::Value& file) {
         const pt::StoragePtr storage = pt::store(Dtype::bf16, {});
         for (const char* name : {"up.weight", "down.weight"}) file["module"][name] = placeholder(storage);
         file["module"].set("twin.weight", placeholder(storage));
     });
-    CHECK(notes_have(Opened(all).checkpoint, "no file has the values of twin.weight"));
+    CHECK(has_note(Opened(all).checkpoint, "no file has the values of twin.weight"));
     // Storages of their own, and one other module with such parameters.
     Run alike = Forge::run(spec);
-    each_module(alike, [&](pt::Value& file) {
-        pt::Value& module = file["module"];
-        for (std::string& key : module.keys)
-            if (key == "down.weight") key = "down.kernel";
-        module.set("twin.kernel", placeholder(pt::store(Dtype::bf16, {})));
+    alike.each_model([&](pt::Value& file) {
+        for (pt::Value* const dict : {&file["module"], &file["param_shapes"][0]})
+            std::replace(dict->keys.begin(), dict->keys.end(), "down.weight"s, "down.kernel"s);
+        file["module"].set("twin.kernel", placeholder(pt::store(Dtype::bf16, {})));
     });
-    for (auto& [name, file] : alike.files)
-        if (name.ends_with("_model_states.pt"))
-            for (pt::Value& group : file["param_shapes"].items)
-                for (std::string& key : group.keys)
-                    if (key == "down.weight") key = "down.kernel";
-    CHECK(notes_have(Opened(alike).checkpoint, "the values of twin.kernel may be those of down.kernel"));
+    CHECK(has_note(Opened(alike).checkpoint, "the values of twin.kernel may be those of down.kernel"));
 }
 
 TEST_CASE("a second name can be the first name of another") {
@@ -199,16 +165,16 @@ TEST_CASE("values of the module that are neither parameters nor buffers are read
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
         Run run = Forge::run(small(stage));
-        each_module(run, [](pt::Value& file) {
+        run.each_model([](pt::Value& file) {
             file["module"].set("fp8._extra_state", pt::tensor(Dtype::i32, {1}, "abcd"));
             file["module"].set("scales._extra_state", pt::dict({{"a", pt::integer(1)}}));
             file["module"].set("none._extra_state", pt::none());
         });
         const Opened opened(run);
         check_tensor(opened.checkpoint, "fp8._extra_state", {Dtype::i32, {1}, "abcd"});
-        CHECK(notes_have(opened.checkpoint, "values other than tensors, which are not read: scales._extra_state"));
-        CHECK(!notes_have(opened.checkpoint, "fp8._extra_state"));
-        CHECK(!notes_have(opened.checkpoint, "none._extra_state"));
+        CHECK(has_note(opened.checkpoint, "values other than tensors, which are not read: scales._extra_state"));
+        CHECK(!has_note(opened.checkpoint, "fp8._extra_state"));
+        CHECK(!has_note(opened.checkpoint, "none._extra_state"));
         if (stage == 3) continue;
         OpenOptions options;
         options.deepspeed_compat = true;
@@ -223,16 +189,15 @@ TEST_CASE(
         CAPTURE(stage);
         const Spec spec = small(stage);
         Run run = Forge::run(spec);
-        each_module(run, [](pt::Value& file) {
+        run.each_model([](pt::Value& file) {
             pt::Value& fragments = file["frozen_param_fragments"];
             std::reverse(fragments.keys.begin(), fragments.keys.end());
             std::reverse(fragments.items.begin(), fragments.items.end());
         });
         check_tensors(Opened(run).checkpoint, Forge::weights(spec));
-        each_module(run, [](pt::Value& file) { file["frozen_param_fragments"].erase("adapter.weight"); });
-        const auto error = error_of([&] { const Opened opened(run); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::field_missing);
+        run.each_model([](pt::Value& file) { file["frozen_param_fragments"].erase("adapter.weight"); });
+        const auto error = zero_forge::refusal(run);
+        check_error(error, {Errc::field_missing}, {});
         CHECK(error->tensor() == "adapter.weight");
     }
 }
@@ -242,14 +207,12 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
         CAPTURE(stage);
         Run run = Forge::run(small(stage));
         for (const std::uint64_t rank : {0U, 1U}) {
-            pt::Value& state =
-                stage == 3 ? run.state(rank)["optimizer_state_dict"] : run.state(rank)["base_optimizer_state"];
-            state["state"]["0"].set("absmax", pt::tensor(Dtype::f32, {2}, "12345678"));
-            state["state"]["0"].set("count", pt::tensor(Dtype::f32, {1}, "1234"));
+            run.moments(rank).set("absmax", pt::tensor(Dtype::f32, {2}, "12345678"));
+            run.moments(rank).set("count", pt::tensor(Dtype::f32, {1}, "1234"));
         }
         const auto optimizer = Opened(run).checkpoint.optimizer();
         REQUIRE(optimizer.has_value());
-        CHECK(notes_have(*optimizer, "not read: absmax, which"));
+        CHECK(has_note(*optimizer, "not read: absmax, which"));
         const auto has = [&](std::string_view ending) {
             return std::any_of(optimizer->begin(), optimizer->end(),
                                [&](const LazyTensor& tensor) { return tensor.name().ends_with(ending); });
@@ -272,7 +235,7 @@ TEST_CASE("tensors of the client state belong to the optimizer's state, and are 
         CAPTURE(stage);
         Run run = Forge::run(small(stage));
         CHECK(skipped(Opened(run).checkpoint, "optimizer").find("client") == std::string::npos);
-        each_module(run, [&](pt::Value& file) {
+        run.each_model([&](pt::Value& file) {
             file.set("ema", pt::dict({{"w", pt::tensor(averaged.dtype, averaged.shape, averaged.bytes)}}));
         });
         const Opened opened(run);
@@ -323,9 +286,8 @@ TEST_CASE("folders that zero_to_fp32 fails on are read, but not with deepspeed_c
             CAPTURE(key);
             Run run = Forge::run(small(stage));
             static_cast<void>(Opened(run, compat));
-            if (key == "partition_count")
-                for (const std::uint64_t rank : {0U, 1U}) run.state(rank).erase(key);
-            else each_module(run, [&](pt::Value& file) { file.erase(key); });
+            if (key == "partition_count") run.each_state([&](pt::Value& state) { state.erase(key); });
+            else run.each_model([&](pt::Value& file) { file.erase(key); });
             static_cast<void>(Opened(run));
             CHECK_FAULT(Opened(run, compat), Errc::invalid_argument);
         }
@@ -361,13 +323,7 @@ TEST_CASE("slices that no rule merges keep all state of their optimizer, under t
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
         Run run = Forge::run(small(stage, 2));
-        each_module(run, [](pt::Value& file) { file["mp_world_size"] = pt::integer(2); });
-        const auto files = run.files;
-        for (const auto& [name, value] : files) {
-            std::string other = name;
-            other.replace(other.find("mp_rank_00"), 10, "mp_rank_01");
-            run.files[other] = value;
-        }
+        run.double_model_ranks();
         const Opened opened(run);
         const auto optimizer = opened.checkpoint.optimizer();
         REQUIRE(optimizer.has_value());

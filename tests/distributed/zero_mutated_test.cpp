@@ -1,14 +1,13 @@
 // Opens forged DeepSpeed checkpoints with random changes in the pickle of one rank's file: they open or are refused,
 // and nothing worse. Where they open, every tensor loads, and the state of the optimizer opens or is refused.
 #include "distributed/zero_check.hpp"
-#include "distributed/zero_forge.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
 #include "open/read.hpp"
+#include "forge/files.hpp"
+#include "forge/zero.hpp"
 #include "soak.hpp"
 
 #include <iterator>
-#include <map>
 #include <random>
 #include <string>
 

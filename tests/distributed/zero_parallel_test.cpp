@@ -1,11 +1,8 @@
 // Opens runs of several model ranks: pipelines with and without tensor parallelism, and experts in both orders of
 // ranks.
 #include "distributed/zero_check.hpp"
-#include "distributed/zero_forge.hpp"
 #include "doctest_safemap.hpp"
-#include "temp_dir.hpp"
-
-#include <safemap/checkpoint.hpp>
+#include "forge/zero.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -23,26 +20,15 @@ using zero_forge::Spec;
 
 namespace {
 
-/// An opened run, and the folder that it is in.
-class Opened {
-public:
-    explicit Opened(const Run& run, const OpenOptions& options = {}) {
-        run.write(dir_.path());
-        error = error_of([&] { checkpoint.emplace(Checkpoint::open(dir_.path(), options)); });
-    }
+/// An opened run. Throws if it is refused.
+struct Opened : zero_forge::Opened {
+    using zero_forge::Opened::Opened;
 
     std::set<std::string> names() const {
         std::set<std::string> names;
-        for (const LazyTensor& tensor : *checkpoint) names.insert(tensor.name());
+        for (const LazyTensor& tensor : checkpoint) names.insert(tensor.name());
         return names;
     }
-
-private:
-    TempDir dir_ = TempDir::in_memory();
-
-public:
-    std::optional<Checkpoint> checkpoint = {};
-    std::optional<Error> error = {};
 };
 
 std::string two(std::uint64_t number) { return "0" + std::to_string(number); }
@@ -89,26 +75,24 @@ Run pipeline(std::uint64_t tensor_ranks, const std::optional<pt::Value>& info = 
 
 void check_error(const Run& run, Errc code, const std::string& path, const std::string& text,
                  const OpenOptions& options = {}) {
-    const Opened opened(run, options);
-    REQUIRE(opened.error.has_value());
-    INFO(std::string(opened.error->what()));
-    CHECK(opened.error->code() == code);
-    CHECK(opened.error->path().ends_with(path));
-    CHECK(opened.error->message().find(text) != std::string::npos);
+    const auto error = zero_forge::refusal(run, options);
+    REQUIRE(error.has_value());
+    INFO(std::string(error->what()));
+    CHECK(error->code() == code);
+    CHECK(error->path().ends_with(path));
+    CHECK(error->message().find(text) != std::string::npos);
 }
 
 }  // namespace
 
 TEST_CASE("a pipeline: masters of the stages, and the 16-bit weights of the layers") {
     const Opened masters(pipeline(1));
-    REQUIRE(masters.checkpoint.has_value());
     CHECK(masters.names() == std::set<std::string>{"0.weight", "0.bias", "0.frozen", "2.weight", "2.bias", "2.frozen"});
-    CHECK(masters.checkpoint->find("2.weight")->dtype() == Dtype::f32);
-    CHECK(masters.checkpoint->find("2.frozen")->dtype() == Dtype::bf16);
+    CHECK(masters.checkpoint.find("2.weight")->dtype() == Dtype::f32);
+    CHECK(masters.checkpoint.find("2.frozen")->dtype() == Dtype::bf16);
     const Opened module(pipeline(1), {.weights = Weights::module});
-    REQUIRE(module.checkpoint.has_value());
     CHECK(module.names() == masters.names());
-    CHECK(module.checkpoint->find("2.weight")->dtype() == Dtype::bf16);
+    CHECK(module.checkpoint.find("2.weight")->dtype() == Dtype::bf16);
 }
 
 TEST_CASE("a pipeline with tensor parallelism and without rules is listed by model rank") {
@@ -118,9 +102,8 @@ TEST_CASE("a pipeline with tensor parallelism and without rules is listed by mod
             wanted.insert("mp_rank_" + two(model_rank) + "/" + std::to_string(model_rank / 2 * 2) + "." + key);
     for (const Weights weights : {Weights::automatic, Weights::module}) {
         const Opened opened(pipeline(2), {.weights = weights});
-        REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
         CHECK(opened.names() == wanted);
-        const auto& notes = opened.checkpoint->notes();
+        const auto& notes = opened.checkpoint.notes();
         CHECK(std::count_if(notes.begin(), notes.end(), [](const std::string& note) {
                   return note.find("listed one by one") != std::string::npos;
               }) == 1);
@@ -131,12 +114,11 @@ TEST_CASE("a pipeline with tensor parallelism of which one weight is listed, and
     const pt::Value info = pt::dict({{"autotp_unsupported_parameter_patterns", pt::texts({".*bias"})}});
     for (const Weights weights : {Weights::automatic, Weights::module}) {
         const Opened opened(pipeline(2, info), {.weights = weights});
-        REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
         CHECK(opened.names() == std::set<std::string>{"0.weight", "0.frozen", "2.weight", "2.frozen",
                                                       "mp_rank_00/0.bias", "mp_rank_01/0.bias", "mp_rank_02/2.bias",
                                                       "mp_rank_03/2.bias"});
-        CHECK(opened.checkpoint->find("2.weight")->shape() == Shape{8, 3});
-        CHECK(opened.checkpoint->find("2.frozen")->shape() == Shape{4});
+        CHECK(opened.checkpoint.find("2.weight")->shape() == Shape{8, 3});
+        CHECK(opened.checkpoint.find("2.frozen")->shape() == Shape{4});
     }
 }
 
@@ -164,7 +146,6 @@ TEST_CASE("a pipeline of stage 0 without its layers has no weights, and is not e
     check_error(run, Errc::rank_missing, "mp_rank_00_model_states.pt", "layer_LL-model_states.pt");
     run.files["layer_00-model_states.pt"] = layer_file(0);
     const Opened opened(run);
-    REQUIRE(opened.checkpoint.has_value());
     CHECK(opened.names() == std::set<std::string>{"0.weight", "0.bias", "0.frozen"});
 }
 
@@ -216,10 +197,9 @@ TEST_CASE("experts are merged in the order of ranks that the configuration says"
     for (const bool data_first : {false, true}) {
         CAPTURE(data_first);
         const Opened opened(experts(data_first));
-        REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
         for (const char* const number : {"0", "1"})
             for (const zero_forge::Param& param : of_expert(number))
-                zero_forge::check_tensor(*opened.checkpoint, param.name, Forge::master_of(param));
+                zero_forge::check_tensor(opened.checkpoint, param.name, Forge::master_of(param));
     }
 }
 
@@ -239,12 +219,11 @@ TEST_CASE("groups of several sizes of expert parallelism, which each rank lists 
             std::swap(adam["param_groups"][0], adam["param_groups"][1]);
         }
         const Opened opened(run);
-        REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
-        const auto optimizer = opened.checkpoint->optimizer();
+        const auto optimizer = opened.checkpoint.optimizer();
         REQUIRE(optimizer.has_value());
         for (const char* const number : {"0", "1"})
             for (const zero_forge::Param& param : of_expert(number)) {
-                zero_forge::check_tensor(*opened.checkpoint, param.name, Forge::master_of(param));
+                zero_forge::check_tensor(opened.checkpoint, param.name, Forge::master_of(param));
                 CHECK(optimizer->find("optimizer/state/" + param.name + "/exp_avg") != nullptr);
             }
     }
@@ -261,8 +240,7 @@ TEST_CASE("without ZeRO, each model rank has its own optimizer") {
     for (pt::Value* const model : {&run.model(), &second}) model->set("mp_world_size", pt::integer(2));
     run.files["mp_rank_01_model_states.pt"] = second;
     const Opened opened(run);
-    REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
-    const auto optimizer = opened.checkpoint->optimizer();
+    const auto optimizer = opened.checkpoint.optimizer();
     REQUIRE(optimizer.has_value());
     std::size_t moments = 0;
     for (const char* const rank : {"0", "1"})
@@ -270,9 +248,7 @@ TEST_CASE("without ZeRO, each model rank has its own optimizer") {
             moments += tensor.name().starts_with("optimizer/mp_rank_0" + std::string(rank) + "/") &&
                        tensor.name().find("/state/1/exp_avg") != std::string::npos;
     CHECK(moments == 4);
-    bool noted = false;
-    for (const std::string& note : optimizer->notes()) noted |= note.find("mp_rank_NN") != std::string::npos;
-    CHECK(noted);
+    CHECK(has_note(*optimizer, "mp_rank_NN"));
 }
 
 TEST_CASE("without ZeRO, each rank of experts has its own optimizer in a file of its own") {
@@ -281,8 +257,7 @@ TEST_CASE("without ZeRO, each rank of experts has its own optimizer in a file of
         run.files["expp_rank_" + std::string(rank) + "_mp_rank_00_optim_states.pt"] =
             pt::dict({{"optimizer", run.model()["optimizer"]}});
     const Opened opened(run);
-    REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
-    const auto optimizer = opened.checkpoint->optimizer();
+    const auto optimizer = opened.checkpoint.optimizer();
     REQUIRE(optimizer.has_value());
     std::size_t of_second = 0;
     for (const LazyTensor& tensor : *optimizer)
@@ -294,14 +269,11 @@ TEST_CASE("without ZeRO, each rank of experts has its own optimizer in a file of
 TEST_CASE("param_shapes of experts is in another order than the mappings of their ranks") {
     Run run = experts(false);
     run.model().set("num_experts", pt::integers({2}));
-    REQUIRE(Opened(run).checkpoint.has_value());
+    CHECK_OK(Opened(run));
     pt::Value& group = run.model()["param_shapes"][std::size_t{1}];
     std::reverse(group.keys.begin(), group.keys.end());
     std::reverse(group.items.begin(), group.items.end());
-    const Opened opened(run);
-    REQUIRE(opened.error.has_value());
-    CHECK(opened.error->code() == Errc::ranks_differ);
-    CHECK(std::string(opened.error->what()).find("param_slice_mappings") != std::string::npos);
+    zero_forge::check_refused(run, {Errc::ranks_differ}, {"param_slice_mappings"});
 }
 
 }  // namespace zero_parallel_test

@@ -1,7 +1,7 @@
 // Opens forged DeepSpeed checkpoints of every stage, with random groups, world sizes, paddings and orders, and compares
 // each tensor with what was cut. The forge cuts as DeepSpeed does and pads with NaN.
 #include "distributed/zero_check.hpp"
-#include "distributed/zero_forge.hpp"
+#include "forge/zero.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"
 
@@ -181,13 +181,11 @@ TEST_CASE("the tag folder opens as its root does, and so does a linked, a moved 
 
 TEST_CASE("fp32 masters of stage 0 are named by their place") {
     const Spec spec = zero_forge::small(0);
-    const TempDir dir;
-    Forge::run(spec).write(dir.path());
-    const Checkpoint masters = Checkpoint::open(dir.path(), {.weights = Weights::fp32});
+    const zero_forge::Opened masters(Forge::run(spec), {.weights = Weights::fp32});
     for (std::size_t g = 0; g < spec.groups.size(); ++g) {
         for (std::size_t i = 0; i < spec.groups[g].size(); ++i) {
             const Param& param = spec.groups[g][i];
-            zero_forge::check_tensor(masters, "fp32/" + std::to_string(g) + "/" + std::to_string(i),
+            zero_forge::check_tensor(masters.checkpoint, "fp32/" + std::to_string(g) + "/" + std::to_string(i),
                                      Forge::master_of(param));
         }
     }
@@ -196,22 +194,15 @@ TEST_CASE("fp32 masters of stage 0 are named by their place") {
 TEST_CASE("names that no file has values for are in the notes") {
     Spec spec = zero_forge::small(3);
     spec.keep_frozen = false;
-    const TempDir dir;
-    Forge::run(spec).write(dir.path());
-    const Checkpoint checkpoint = Checkpoint::open(dir.path());
-    std::string notes;
-    for (const std::string& note : checkpoint.notes()) notes += note + '\n';
-    CHECK(notes.find("void.weight") != std::string::npos);
-    CHECK(notes.find("adapter") != std::string::npos);  // the file names the module, and not the weight
+    const zero_forge::Opened opened(Forge::run(spec));
+    CHECK(has_note(opened.checkpoint, "void.weight"));
+    CHECK(has_note(opened.checkpoint, "adapter"));  // the file names the module, and not the weight
 }
 
 TEST_CASE("an optimizer that is not asked for is skipped, with its size") {
-    const TempDir dir;
-    const Spec spec = zero_forge::small(2);
-    Forge::run(spec).write(dir.path());
-    const Checkpoint checkpoint = Checkpoint::open(dir.path());
+    const zero_forge::Opened opened(Forge::run(zero_forge::small(2)));
     bool named = false;
-    for (const SkippedObject& object : checkpoint.skipped()) named |= object.name.starts_with("optimizer");
+    for (const SkippedObject& object : opened.checkpoint.skipped()) named |= object.name.starts_with("optimizer");
     CHECK(named);
 }
 
@@ -228,7 +219,7 @@ TEST_CASE("200 ranks are read with 64 descriptors") {
             if (::setrlimit(RLIMIT_NOFILE, &both) != 0) return false;
             const Checkpoint checkpoint = Checkpoint::open(dir.path());
             for (const LazyTensor& tensor : checkpoint)
-                if (zero_forge::bytes_of(tensor) != wanted.at(tensor.name()).bytes) return false;
+                if (bytes_of(tensor) != wanted.at(tensor.name()).bytes) return false;
             return true;
         }));
     }

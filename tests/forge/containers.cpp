@@ -1,17 +1,11 @@
-// Writes the containers byte by byte with the forges, and makes samples of random values.
-#include "containers.hpp"
+// Writes the same tensors in every kind of container.
+#include "forge/containers.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
 namespace containers {
-
-std::string random_bytes(std::mt19937& random, std::size_t size) {
-    std::string bytes(size, '\0');
-    for (char& byte : bytes) byte = static_cast<char>(random());
-    return bytes;
-}
 
 std::string shape_text(const Shape& shape) {
     std::string text;
@@ -62,22 +56,13 @@ std::string transposed(const Sample& sample) {
 }
 
 std::string pt(const std::vector<Sample>& samples, const std::map<std::string, std::string>& ties) {
-    static const std::map<Dtype, std::string> types = {{Dtype::f32, "FloatStorage"},  {Dtype::bf16, "BFloat16Storage"},
-                                                       {Dtype::f64, "DoubleStorage"}, {Dtype::i64, "LongStorage"},
-                                                       {Dtype::u8, "ByteStorage"},    {Dtype::boolean, "BoolStorage"}};
-    const auto numbers = [](const Shape& values) {
-        std::string text = "(";
-        for (const std::uint64_t value : values) text += forge::integer(static_cast<std::int64_t>(value));
-        return text + "t";
-    };
     const auto tensor = [&](const Sample& sample, const std::string& key) {
-        Shape strides(sample.shape.size(), 1);
-        for (std::size_t d = 1; d < strides.size(); ++d) strides[d] = strides[d - 1] * sample.shape[d - 1];
+        forge::Numbers strides(sample.shape.size(), 1);
+        for (std::size_t d = 1; d < strides.size(); ++d)
+            strides[d] = strides[d - 1] * static_cast<std::int64_t>(sample.shape[d - 1]);
         const auto count = static_cast<std::int64_t>(sample.bytes.size() / element_size(sample.dtype));
-        return forge::call(
-            "torch._utils", "_rebuild_tensor_v2",
-            {forge::storage(types.at(sample.dtype), key, count), forge::integer(0), numbers(sample.shape),
-             numbers(strides), "\x89", forge::call("collections", "OrderedDict", {})});
+        return forge::view(forge::storage(forge::storage_class(sample.dtype), key, count), 0,
+                           {sample.shape.begin(), sample.shape.end()}, strides);
     };
     std::string dict = "}(";
     std::vector<std::pair<std::string, std::string>> storages;

@@ -2,16 +2,15 @@
 #pragma once
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/pickle.hpp"
 #include "temp_dir.hpp"
-#include "torch/forge.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>
 
-#include <cstddef>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -22,6 +21,7 @@
 namespace containers {
 
 using namespace safemap;
+using forge::random_bytes;
 
 /// A tensor as a test describes it, with its row-major bytes.
 struct Sample {
@@ -30,8 +30,6 @@ struct Sample {
     Shape shape;
     std::string bytes;
 };
-
-std::string random_bytes(std::mt19937& random, std::size_t size);
 
 std::string shape_text(const Shape& shape);
 

@@ -1,5 +1,5 @@
-// Writes `.metadata` and items opcode by opcode, as each version of torch and Megatron-Core does.
-#include "distributed/dcp_forge.hpp"
+// Writes folders of torch.distributed.checkpoint.
+#include "forge/dcp.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 
@@ -7,20 +7,6 @@
 
 namespace dcp_forge {
 namespace {
-
-std::string_view storage_type(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::boolean: return "BoolStorage";
-        case Dtype::u8: return "ByteStorage";
-        case Dtype::i16: return "ShortStorage";
-        case Dtype::f16: return "HalfStorage";
-        case Dtype::bf16: return "BFloat16Storage";
-        case Dtype::i64: return "LongStorage";
-        case Dtype::f64: return "DoubleStorage";
-        case Dtype::c64: return "ComplexFloatStorage";
-        default: return "FloatStorage";
-    }
-}
 
 /// Returns the storage of elements that are given row-major; bytes of no element are 0xAA.
 std::string storage_bytes(Dtype dtype, const Shape& shape, const std::string& elements, const Layout& layout) {
@@ -48,21 +34,8 @@ std::string storage_bytes(Dtype dtype, const Shape& shape, const std::string& el
 
 }  // namespace
 
-std::string numbers(const Numbers& values) {
-    std::string out = "(";
-    for (const std::int64_t value : values) out += forge::integer(value);
-    return out + "t";
-}
-
 Layout contiguous(const Shape& shape) {
-    Layout layout;
-    std::int64_t step = 1;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-        layout.strides.insert(layout.strides.begin(), step);
-        step *= std::max<std::int64_t>(static_cast<std::int64_t>(shape[d]), 1);
-    }
-    layout.elements = *safemap::element_count(shape);
-    return layout;
+    return {.strides = forge::strides_of(signed_of(shape)), .elements = *safemap::element_count(shape)};
 }
 
 Layout random_layout(std::mt19937& random, const Shape& shape) {
@@ -94,19 +67,18 @@ std::string zip_of(const std::string& pickle, std::string_view byteorder, const 
             zip.add_deflated("archive/data/" + std::to_string(i), storages[i]);
         return zip.join();
     }
-    std::vector<forge::ZipRecord> records = {{.name = "archive/data.pkl", .bytes = pickle},
-                                             {.name = "archive/byteorder", .bytes = std::string(byteorder)}};
+    std::vector<forge::Zip::Record> records = {{"archive/data.pkl", pickle},
+                                               {"archive/byteorder", std::string(byteorder)}};
     for (std::size_t i = 0; i < storages.size(); ++i)
-        records.push_back({.name = "archive/data/" + std::to_string(i), .bytes = storages[i]});
-    records.push_back({.name = "archive/version", .bytes = "3\n"});
-    return forge::zip(records, alignment);
+        records.push_back({"archive/data/" + std::to_string(i), storages[i]});
+    records.push_back({"archive/version", "3\n"});
+    return forge::zip(std::move(records), alignment);
 }
 
 std::string tensor_pickle(Dtype dtype, const Shape& shape, const Layout& layout) {
-    return forge::call("torch._utils", "_rebuild_tensor_v2",
-                       {forge::storage(storage_type(dtype), "0", static_cast<std::int64_t>(layout.elements)),
-                        forge::integer(layout.offset), numbers(signed_of(shape)), numbers(layout.strides), "\x89",
-                        forge::call("collections", "OrderedDict", {})});
+    const auto count = static_cast<std::int64_t>(layout.elements);
+    return forge::view(forge::storage(forge::storage_class(dtype), "0", count), layout.offset, signed_of(shape),
+                       layout.strides);
 }
 
 std::string tensor_item(Dtype dtype, const Shape& shape, const std::string& elements, std::optional<Layout> layout) {
@@ -265,12 +237,6 @@ std::string elements_of(const std::string& whole, std::size_t size, const Shape&
         }
         out += whole.substr(at * size, size);
     }
-    return out;
-}
-
-std::string random_bytes(std::mt19937& random, std::size_t count) {
-    std::string out(count, '\0');
-    for (char& byte : out) byte = static_cast<char>(random());
     return out;
 }
 

@@ -2,9 +2,10 @@
 // place, and the pickles and zips of it. Checks nothing.
 #pragma once
 
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "reference/random_boxes.hpp"
-#include "torch/forge.hpp"
 
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>
@@ -23,17 +24,17 @@
 
 namespace dcp_forge {
 
+using forge::Numbers;
+using forge::numbers;
+using forge::random_bytes;
 using safemap::Box;
 using safemap::Dtype;
 using safemap::Shape;
-using Numbers = std::vector<std::int64_t>;
 using Step = std::variant<std::string, std::int64_t>;
 
 inline Numbers signed_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
 
 // ---- Items
-
-std::string numbers(const Numbers& values);
 
 /// How the storage of an item holds the elements of its tensor.
 struct Layout {
@@ -137,8 +138,6 @@ struct Save {
 
 /// Returns the elements of a box of a tensor, row-major.
 std::string elements_of(const std::string& whole, std::size_t size, const Shape& shape, const Box& box);
-
-std::string random_bytes(std::mt19937& random, std::size_t count);
 
 /// Adds a tensor in boxes, each in the file of a random rank. Sometimes all of them are big-endian.
 void add_tensor(Save& save, std::mt19937& random, const std::string& name, Dtype dtype, const Shape& shape,

@@ -1,8 +1,7 @@
-// Writes headers, zips and pickles byte by byte, and a Folder whose files are in memory.
-#include "forge.hpp"
+// Builds safetensors, and sources and folders in memory.
+#include "forge/files.hpp"
 
-#include "base/checksum.hpp"
-
+#include <fstream>
 #include <set>
 
 namespace forge {
@@ -10,6 +9,12 @@ namespace forge {
 std::vector<std::byte> to_bytes(std::string_view text) {
     const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
     return {bytes.begin(), bytes.end()};
+}
+
+std::string random_bytes(std::mt19937& random, std::size_t size) {
+    std::string bytes(size, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    return bytes;
 }
 
 std::string u8_header(std::span<const std::pair<std::string, std::uint64_t>> tensors) {
@@ -32,83 +37,6 @@ std::string u8_file(std::initializer_list<std::pair<std::string, std::uint64_t>>
     return safetensors(u8_header(tensors), data);
 }
 
-std::string zip(std::span<const ZipRecord> records, std::size_t alignment) {
-    std::string file;
-    std::string directory;
-    for (const ZipRecord& record : records) {
-        std::uint32_t crc = safemap::crc32(0, std::as_bytes(std::span(record.bytes.data(), record.bytes.size())));
-        if (record.wrong_crc) crc ^= 0xdeadbeef;
-        if (record.zero_crc) crc = 0;
-        const auto size = static_cast<std::uint32_t>(record.bytes.size());
-        const auto name_size = static_cast<std::uint16_t>(record.name.size());
-        const auto offset = static_cast<std::uint32_t>(file.size());
-
-        const std::size_t before_data = file.size() + 30 + record.name.size() + 4;
-        const auto padding = static_cast<std::uint16_t>((alignment - before_data % alignment) % alignment);
-        const std::string common = little_endian(std::uint16_t{0}) /* flags */ +
-                                   little_endian(std::uint16_t{0}) /* stored */ +
-                                   little_endian(std::uint32_t{0}) /* time */ + little_endian(crc) +
-                                   little_endian(size) + little_endian(size) + little_endian(name_size);
-        file += "PK\x03\x04" + little_endian(std::uint16_t{20}) + common +
-                little_endian(static_cast<std::uint16_t>(padding + 4)) + record.name + "FB" + little_endian(padding) +
-                std::string(padding, 'Z') + record.bytes;
-        directory += "PK\x01\x02" + little_endian(std::uint16_t{20}) + little_endian(std::uint16_t{20}) + common +
-                     std::string(12, '\0') + little_endian(offset) + record.name;
-    }
-    const auto count = static_cast<std::uint16_t>(records.size());
-    const auto directory_offset = static_cast<std::uint32_t>(file.size());
-    return file + directory + "PK\x05\x06" + std::string(4, '\0') + little_endian(count) + little_endian(count) +
-           little_endian(static_cast<std::uint32_t>(directory.size())) + little_endian(directory_offset) +
-           little_endian(std::uint16_t{0});
-}
-
-namespace {
-
-std::string pickle_text(std::string_view text) {
-    return 'X' + little_endian(static_cast<std::uint32_t>(text.size())) + std::string(text);
-}
-
-std::string pickle_int(std::uint32_t number) { return 'J' + little_endian(number); }
-
-std::string pickle_tuple(std::span<const std::uint32_t> numbers) {
-    std::string text = "(";
-    for (const std::uint32_t number : numbers) text += pickle_int(number);
-    return text + 't';
-}
-
-/// Returns data.pkl of a plain dict of tensors, as torch.save pickles it; storage i has the key "i".
-std::string state_dict_pickle(std::span<const PtTensor> tensors) {
-    std::string pickle = "\x80\x02}(";
-    std::size_t key = 0;
-    for (const PtTensor& tensor : tensors) {
-        std::vector<std::uint32_t> strides(tensor.shape.size(), 1);
-        for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.shape[d];
-        pickle += pickle_text(tensor.name) + "ctorch._utils\n_rebuild_tensor_v2\n((" + pickle_text("storage") +
-                  "ctorch\nFloatStorage\n" + pickle_text(std::to_string(key++)) + pickle_text("cpu") +
-                  pickle_int(static_cast<std::uint32_t>(tensor.values.size())) + "tQ" + pickle_int(0) +
-                  pickle_tuple(tensor.shape) + pickle_tuple(strides) +
-                  "\x89"
-                  "ccollections\nOrderedDict\n)RtR";
-    }
-    return pickle + "u.";
-}
-
-}  // namespace
-
-std::vector<ZipRecord> pt_records(std::span<const PtTensor> tensors) {
-    std::vector<ZipRecord> records;
-    records.push_back({"archive/data.pkl", state_dict_pickle(tensors)});
-    records.push_back({"archive/byteorder", "little"});
-    std::size_t key = 0;
-    for (const PtTensor& tensor : tensors) {
-        const auto bytes = std::as_bytes(std::span(tensor.values));
-        records.push_back({"archive/data/" + std::to_string(key++),
-                           std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())});
-    }
-    records.push_back({"archive/version", "3\n"});
-    return records;
-}
-
 std::map<std::string, std::string> files_of(const std::vector<std::string>& names) {
     std::map<std::string, std::string> files;
     for (const std::string& name : names) {
@@ -116,6 +44,13 @@ std::map<std::string, std::string> files_of(const std::vector<std::string>& name
         files.emplace(name.substr(0, equals), equals == name.npos ? "x" : name.substr(equals + 1));
     }
     return files;
+}
+
+void write_files(const std::filesystem::path& root, const std::map<std::string, std::string>& files) {
+    for (const auto& [name, bytes] : files) {
+        std::filesystem::create_directories((root / name).parent_path());
+        std::ofstream(root / name, std::ios::binary) << bytes;
+    }
 }
 
 std::vector<std::string> Folder::list() const {

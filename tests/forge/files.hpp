@@ -1,5 +1,5 @@
-// Builds valid and invalid files from parts: safetensors, zips, .pt archives; also folders in memory. Checks nothing,
-// so that tests can build invalid files.
+// Builds safetensors, valid and invalid, from parts; also sources and folders in memory. Checks nothing, so that tests
+// can build invalid files.
 #pragma once
 
 #include "base/folder.hpp"
@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +30,8 @@ template <class T> std::string little_endian(T number) {
 }
 
 std::vector<std::byte> to_bytes(std::string_view text);
+
+std::string random_bytes(std::mt19937& random, std::size_t size);
 
 /// Returns a source of exactly these bytes, in memory of exactly their size, so that a sanitizer sees a read past the
 /// end.
@@ -54,33 +58,11 @@ inline std::string u8_header(std::initializer_list<std::pair<std::string, std::u
 /// Returns a complete file of such tensors; byte i of the data is i modulo 251.
 std::string u8_file(std::initializer_list<std::pair<std::string, std::uint64_t>> tensors);
 
-/// A stored record of a zip. Invalid values are written as they are.
-struct ZipRecord {
-    std::string name = {};
-    std::string bytes = {};
-    bool wrong_crc = false;
-    bool zero_crc = false;
-};
-
-/// Returns a zip without compression. Payloads begin at multiples of `alignment`, padded by an extra field as in
-/// PyTorch.
-std::string zip(std::span<const ZipRecord> records, std::size_t alignment = 64);
-
-/// A contiguous float32 tensor of a state dict, with a storage of its own.
-struct PtTensor {
-    std::string name = {};
-    std::vector<std::uint32_t> shape = {};
-    std::vector<float> values = {};
-};
-
-/// Returns the records of a file of torch.save.
-std::vector<ZipRecord> pt_records(std::span<const PtTensor> tensors);
-inline std::string pt(std::initializer_list<PtTensor> tensors) {
-    return zip(pt_records(std::span(tensors.begin(), tensors.size())));
-}
-
 /// Returns the files of a folder from their paths; text after a '=' is the content.
 std::map<std::string, std::string> files_of(const std::vector<std::string>& names);
+
+/// Writes files by their paths below a folder.
+void write_files(const std::filesystem::path& root, const std::map<std::string, std::string>& files);
 
 /// A folder in memory.
 class Folder final : public safemap::Folder {

@@ -1,5 +1,6 @@
-"""Files that tests forge in Python: safetensors, also sparse ones of any size, and files of torch.save. Checks nothing, so
-that tests can forge invalid files.
+"""Files that tests forge in Python: safetensors, also sparse ones of any size, and files of torch.save.
+
+Checks nothing, so that tests can forge invalid files.
 """
 import io
 import json

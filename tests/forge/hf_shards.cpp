@@ -1,5 +1,5 @@
-// Writes the header and DCP_SHARDING_INFO of a shard as text.
-#include "distributed/hf_forge.hpp"
+// Writes Hugging Face shards.
+#include "forge/hf_shards.hpp"
 
 #include <cstdint>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // Writes Hugging Face shards as torch writes them, and as newer writers may, without code of safemap.
 #pragma once
 
-#include "forge.hpp"
+#include "forge/files.hpp"
 
 #include <safemap/shape.hpp>
 

@@ -1,7 +1,7 @@
-// Spells DTensors, meshes and ShardedTensors as each version of torch pickles them.
-#include "distributed/rank_forge.hpp"
+// Writes files of ranks as torch pickles them.
+#include "forge/ranks.hpp"
 
-#include "torch/forge.hpp"
+#include "forge/pickle.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/tensor_view.hpp>
@@ -228,11 +228,6 @@ std::string take(const Whole& whole, const Numbers& elements) {
     std::string out;
     for (const std::uint64_t element : elements) out += whole.bytes.substr(element * size, size);
     return out;
-}
-
-std::string bytes_of(const safemap::LazyTensor& tensor) {
-    const safemap::TensorView view = tensor.load();
-    return {reinterpret_cast<const char*>(view.bytes().data()), view.bytes().size()};
 }
 
 std::string ForgedSet::name(std::uint64_t rank) const {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "distributed/pt_value.hpp"
 #include "distributed/ranks/read_rank_files.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "forge/value.hpp"
 #include "reference/slow_sharding.hpp"
 #include "state/contents.hpp"
 
@@ -113,8 +113,6 @@ Whole random_whole(std::mt19937& random, Dtype dtype, Shape shape);
 
 /// Returns the bytes of some elements of a tensor.
 std::string take(const Whole& whole, const Numbers& elements);
-
-std::string bytes_of(const safemap::LazyTensor& tensor);
 
 // Sets.
 

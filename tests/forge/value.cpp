@@ -1,5 +1,5 @@
-// Builds trees of values, and pickles them into a zip or the container of torch before 1.6.
-#include "distributed/pt_value.hpp"
+// Writes trees of Python objects as files of torch.save.
+#include "forge/value.hpp"
 
 #include <bit>
 #include <map>
@@ -78,25 +78,10 @@ Value texts(const std::vector<std::string>& words) {
 }
 
 Value size(const Shape& shape) {
-    std::string numbers = "(";
-    for (const std::uint64_t dimension : shape) numbers += forge::integer(static_cast<std::int64_t>(dimension));
-    return raw(forge::call("torch", "Size", {numbers + "t"}));
+    return raw(forge::call("torch", "Size", {forge::numbers({shape.begin(), shape.end()})}));
 }
 
 namespace {
-
-std::string_view storage_type(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::boolean: return "BoolStorage";
-        case Dtype::u8: return "ByteStorage";
-        case Dtype::f16: return "HalfStorage";
-        case Dtype::bf16: return "BFloat16Storage";
-        case Dtype::f64: return "DoubleStorage";
-        case Dtype::i64: return "LongStorage";
-        case Dtype::i32: return "IntStorage";
-        default: return "FloatStorage";
-    }
-}
 
 /// Pickles values, and collects their storages.
 class Pickler {
@@ -105,28 +90,22 @@ public:
         : root_(std::move(root)), container_(container) {}
 
     std::string zip(const std::string& pickle) const {
-        std::vector<forge::ZipRecord> records;
-        records.push_back({.name = root_ + "/data.pkl", .bytes = pickle});
-        records.push_back({.name = root_ + "/byteorder", .bytes = "little"});
+        std::vector<forge::Zip::Record> records = {{root_ + "/data.pkl", pickle}, {root_ + "/byteorder", "little"}};
         for (std::size_t i = 0; i < storages_.size(); ++i)
-            records.push_back({.name = root_ + "/data/" + std::to_string(i), .bytes = storages_[i]->bytes});
-        records.push_back({.name = root_ + "/version", .bytes = "3\n"});
-        return forge::zip(records);
+            records.push_back({root_ + "/data/" + std::to_string(i), storages_[i]->bytes});
+        records.push_back({root_ + "/version", "3\n"});
+        return forge::zip(std::move(records));
     }
 
     std::string legacy(const std::string& object) const {
-        using namespace std::string_literals;
-        std::string keys = "](";
-        std::string data;
+        forge::Legacy file{.object = object, .keys = "]("};
         for (std::size_t i = 0; i < storages_.size(); ++i) {
-            keys += forge::text(std::to_string(i));
+            file.keys += forge::text(std::to_string(i));
             const std::string& bytes = storages_[i]->bytes;
-            data += forge::little(bytes.size() / element_bytes(storages_[i]->dtype), 8) + bytes;
+            file.storages += forge::little(bytes.size() / element_bytes(storages_[i]->dtype), 8) + bytes;
         }
-        return forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
-               forge::pickle(forge::integer(1001)) +
-               forge::pickle(forge::dict({forge::text("little_endian"), "\x88"})) + forge::pickle(object) +
-               forge::pickle(keys + "e") + data;
+        file.keys += "e";
+        return file.join();
     }
 
     std::string pickled(const Value& value) {
@@ -159,21 +138,17 @@ private:
     std::string tensor(const Value& value) {
         const std::string key = std::to_string(number(value.storage));
         const auto count = static_cast<std::int64_t>(value.storage->bytes.size() / element_bytes(value.storage->dtype));
-        std::string id = "(" + forge::text("storage") + forge::global("torch", storage_type(value.storage->dtype)) +
-                         forge::text(key) + forge::text("cpu") + forge::integer(count);
-        id += container_ == Container::legacy ? "NtQ" : "tQ";
-        std::string sizes = "(";
-        std::string strides = "t";
-        std::uint64_t stride = 1;
-        for (const std::uint64_t dimension : value.shape) sizes += forge::integer(static_cast<std::int64_t>(dimension));
-        for (std::size_t d = value.shape.size(); d-- > 0; stride *= value.shape[d] == 0 ? 1 : value.shape[d])
-            strides =
-                forge::integer(static_cast<std::int64_t>(value.strides.empty() ? stride : value.strides[d])) + strides;
-        const std::string arguments =
-            forge::tuple({id, forge::integer(static_cast<std::int64_t>(value.offset)), sizes + "t", "(" + strides,
-                          "\x89", forge::call("collections", "OrderedDict", {})});
+        const std::string id = forge::storage(forge::storage_class(value.storage->dtype), key, count, "cpu",
+                                              container_ == Container::legacy ? "N" : "");
+        const forge::Numbers sizes(value.shape.begin(), value.shape.end());
+        const std::string plain =
+            forge::view(id, static_cast<std::int64_t>(value.offset), sizes,
+                        value.strides.empty() ? forge::strides_of(sizes)
+                                              : forge::Numbers(value.strides.begin(), value.strides.end()));
+        if (!value.derived) return plain;
+        // The function, and its arguments.
         const std::string rebuild = forge::global("torch._utils", "_rebuild_tensor_v2");
-        if (!value.derived) return rebuild + arguments + "R";
+        const std::string arguments = plain.substr(rebuild.size(), plain.size() - rebuild.size() - 1);
         return forge::call("torch._tensor", "_rebuild_from_type_v2",
                            {rebuild, forge::global("torch", "Tensor"), arguments,
                             forge::dict({forge::text("ds_id"), forge::text("0_" + key)})});

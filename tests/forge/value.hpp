@@ -2,8 +2,7 @@
 // Checks nothing, so that tests can write invalid files.
 #pragma once
 
-#include "forge.hpp"
-#include "torch/forge.hpp"
+#include "forge/pickle.hpp"
 
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>

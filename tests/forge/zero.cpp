@@ -1,7 +1,8 @@
-// Makes values from names, cuts them for ranks, and writes the files of each stage and version.
-#include "distributed/zero_forge.hpp"
+// Writes DeepSpeed checkpoints, and says what every tensor of them must be.
+#include "forge/zero.hpp"
 
-#include "torch/forge.hpp"
+#include "forge/files.hpp"
+#include "forge/pickle.hpp"
 
 #include <safemap/float_types.hpp>
 
@@ -9,7 +10,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 
 namespace zero_forge {
 namespace {
@@ -515,12 +515,16 @@ std::map<std::string, std::string> Run::packed() const {
     return out;
 }
 
-void Run::write(const std::filesystem::path& root) const {
-    for (const auto& [name, bytes] : packed()) {
-        std::filesystem::create_directories((root / name).parent_path());
-        std::ofstream(root / name, std::ios::binary) << bytes;
+void Run::double_model_ranks() {
+    each_model([](pt::Value& file) { file["mp_world_size"] = pt::integer(2); });
+    for (const auto& [name, value] : std::map(files)) {
+        std::string other = name;
+        other.replace(other.find("mp_rank_00"), 10, "mp_rank_01");
+        files[other] = value;
     }
 }
+
+void Run::write(const std::filesystem::path& root) const { forge::write_files(root, packed()); }
 
 Run Forge::run(const Spec& spec) { return Maker(spec).made(); }
 

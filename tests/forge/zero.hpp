@@ -4,7 +4,7 @@
 // All padding is NaN, and no value is: a reader that lets padding through shows it at once.
 #pragma once
 
-#include "distributed/pt_value.hpp"
+#include "forge/value.hpp"
 
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>
@@ -86,6 +86,28 @@ struct Run {
     pt::Value& optimizer_file(std::uint64_t rank) { return files.at(optimizer_name(rank)); }
     /// Returns the `optimizer_state_dict` of a rank.
     pt::Value& state(std::uint64_t rank) { return optimizer_file(rank)["optimizer_state_dict"]; }
+    /// Returns the list of a rank's flat masters.
+    pt::Value& masters(std::uint64_t rank) {
+        return state(rank)[spec.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"];
+    }
+    /// Returns what torch's optimizer says of itself in the file of a rank.
+    pt::Value& adam(std::uint64_t rank) {
+        return state(rank)[spec.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state"];
+    }
+    /// Returns the moments and the step of a group.
+    pt::Value& moments(std::uint64_t rank, std::string_view group = "0") { return adam(rank)["state"][group]; }
+
+    /// Changes the file of model states of each rank that has one.
+    template <class Change> void each_model(Change&& change) {
+        for (auto& [name, file] : files)
+            if (name.ends_with("_model_states.pt")) change(file);
+    }
+    /// Changes the `optimizer_state_dict` of each rank.
+    template <class Change> void each_state(Change&& change) {
+        for (std::uint64_t rank = 0; rank < spec.world; ++rank) change(state(rank));
+    }
+    /// Adds a second model rank, whose files are alike.
+    void double_model_ranks();
 
     std::string model_name(std::uint64_t rank = 0) const {
         if (spec.stage != 3) return "mp_rank_00_model_states.pt";

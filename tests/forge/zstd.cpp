@@ -1,5 +1,5 @@
-// Writes the headers of frames and blocks bit by bit.
-#include "zstd_frames.hpp"
+// Writes zstd streams without libzstd.
+#include "forge/zstd.hpp"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // Writes random DeepSpeed checkpoints: forge_zero SEED COUNT OUT. Each is a folder of OUT that DeepSpeed's own script
 // can read, or one that it must refuse. tests/interop/like_deepspeed.py compares what the script and safemap give.
-#include "distributed/zero_forge.hpp"
+#include "forge/zero.hpp"
 
 #include <cstdlib>
 #include <exception>

@@ -17,7 +17,6 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <random>
 #include <thread>
 #include <vector>
 

@@ -1,5 +1,6 @@
 // Tests of file.hpp. From top to bottom: opening and reading, mapping, descriptors of the caller, private copies,
 // changed files and failing calls, folders.
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/file_folder.hpp"
 #include "io/scripted_calls.hpp"
@@ -153,10 +154,8 @@ TEST_CASE("folders, pipes and devices are refused without blocking") {
     CHECK_FAULT(open_file(dir.path()), Errc::invalid_argument);
     CHECK_FAULT(open_file("/dev/null"), Errc::invalid_argument);
     REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    const auto error = error_of([&] { open_file(dir / "pipe"); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::invalid_argument);
-    CHECK(error->message() == "expected a regular file, found a pipe");
+    check_error(error_of([&] { open_file(dir / "pipe"); }), {Errc::invalid_argument}, {},
+                {.message = "expected a regular file, found a pipe"});
 }
 
 TEST_CASE("a file is mapped once, as a whole, and unmapped by its last user") {
@@ -461,8 +460,7 @@ TEST_CASE("a file that shrinks after open is an error that states both sizes") {
     fs::resize_file(path, 4'000);
     CHECK(text_of(*source, {0, 4'000}) == std::string(4'000, 'x'));
     const auto error = error_of([&] { text_of(*source, {3'000, 2'000}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
+    check_error(error, {Errc::file_changed}, {});
     CHECK(error->message() == "it has 4000 bytes, but had 10000 bytes when it was opened");
     CHECK(error->path() == path.native());
     const auto far = error_of([&] { text_of(*source, {9'000, 1'000}); });
@@ -570,11 +568,8 @@ TEST_CASE("a file that shrinks is an error when its bytes are read into spans") 
     const auto spans = random_spans(random, out, 50);
     CHECK_OK(source->read_scattered(0, spans));
     for (const std::uint64_t offset : {1ULL, 4'000ULL, 5'000ULL}) {
-        const auto error = error_of([&] { source->read_scattered(offset, spans); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::file_changed);
-        CHECK(error->message() == "it has 4000 bytes, but had 9000 bytes when it was opened");
-        CHECK(error->path() == path.native());
+        check_error(error_of([&] { source->read_scattered(offset, spans); }), {Errc::file_changed}, {},
+                    {.path = path.native(), .message = "it has 4000 bytes, but had 9000 bytes when it was opened"});
     }
 }
 
@@ -620,10 +615,8 @@ TEST_CASE("a file that is written in place has changed; a file that is replaced 
     CHECK_FAULT(second->map({0, 5}), Errc::file_changed);
     const auto third = open_file(dir / "c");
     fs::resize_file(dir / "c", 9);
-    const auto error = error_of([&] { third->require_unchanged(); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->message() == "it has 9 bytes, but had 5 bytes when it was opened");
+    check_error(error_of([&] { third->require_unchanged(); }), {Errc::file_changed}, {},
+                {.message = "it has 9 bytes, but had 5 bytes when it was opened"});
 }
 
 TEST_CASE("every system call of opening, reading and caching may fail") {
@@ -735,8 +728,7 @@ TEST_CASE("a folder opens paths below it, and no others") {
     for (const auto& [name, kind] :
          {std::pair("sub", "a folder"), std::pair("pipe", "a pipe"), std::pair("socket", "a socket")}) {
         const auto error = error_of([&, wanted = name] { static_cast<void>(folder->open(wanted)); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::shard_missing);
+        check_error(error, {Errc::shard_missing}, {});
         CHECK(error->message().ends_with(kind));
         CHECK(error->path() == (dir / "models" / name).native());
     }

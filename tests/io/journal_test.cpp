@@ -6,7 +6,6 @@
 
 #include <fcntl.h>
 
-#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -13,9 +13,7 @@
 #include <linux/magic.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <thread>

@@ -1,6 +1,7 @@
 // Tests of replace.hpp and output.hpp: files and folders that appear complete or not at all. From top to bottom:
 // commits and targets, the umask, several writers, leftovers of killed writers, failing system calls, file systems
 // without some of them.
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "io/staging.hpp"
@@ -190,10 +191,8 @@ TEST_CASE("a target that appears during the save is not changed") {
 
 TEST_CASE("an impossible target is refused with the reason") {
     const TempDir dir;
-    const auto error = error_of([&] { Staging(dir / "no/such/out", Staging::Kind::folder); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::path_not_found);
-    CHECK(error->path() == (dir / "no/such").native());
+    check_error(error_of([&] { Staging(dir / "no/such/out", Staging::Kind::folder); }), {Errc::path_not_found}, {},
+                {.path = (dir / "no/such").native()});
     dir.write("file", "x");
     CHECK_FAULT(Staging(dir / "file/out", Staging::Kind::file), Errc::path_not_found);
     CHECK_FAULT(Staging("", Staging::Kind::file), Errc::invalid_argument);
@@ -393,8 +392,7 @@ TEST_CASE("a foreign entry with the hidden folder's name stays") {
         const auto before = everything();
         for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
             const auto error = error_of([&] { Staging(dir / "out", kind); });
-            REQUIRE(error);
-            CHECK(error->code() == Errc::already_exists);
+            check_error(error, {Errc::already_exists}, {});
             CHECK(error->path() == (dir / "out").native());
             CHECK(error->message().find("'.out.safemap-tmp'") != std::string::npos);
             CHECK(!error->hint().empty());
@@ -452,14 +450,9 @@ TEST_CASE("every system call of a save may fail: an error, and nothing left") {
                 CAPTURE(nth);
                 REQUIRE(nth < 70);
                 leave_litter(dir, nth % 2 == 0 ? Staging::Kind::file : Staging::Kind::folder);
-                std::optional<Error> error;
-                std::string which;
-                {
-                    ScriptedCalls calls;
-                    calls.fail_nth(nth, number);
-                    error = error_of([&] { save(dir / "out", kind); });
-                    which = calls.which();
-                }
+                const auto failure = fail_at(nth, number, [&] { save(dir / "out", kind); });
+                const auto& error = failure.error;
+                const auto& which = failure.which;
                 CAPTURE(which);
                 CHECK(error.has_value() == !which.empty());
                 if (error) {
@@ -547,8 +540,7 @@ TEST_CASE("a file system without locks still saves, but cannot recognise stale l
     fs::remove_all(dir / "out");
     leave_litter(dir, Staging::Kind::file);
     const auto error = error_of([&] { save_file(dir / "out", "x"); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::busy);
+    check_error(error, {Errc::busy}, {});
     CHECK(!error->hint().empty());
     CHECK(TempDir::read(dir / ".out.safemap-tmp/content") == "dead");
 }

@@ -178,6 +178,19 @@ EverythingOn::EverythingOn(std::uint32_t magic) {
 
 EverythingOn::~EverythingOn() { safemap::io::calls.fstatfs = real_; }
 
+CallFailure fail_at(int nth, int error, const std::function<void()>& work) {
+    ScriptedCalls calls;
+    calls.fail_nth(nth, error);
+    CallFailure failure;
+    try {
+        work();
+    } catch (const safemap::Error& found) {
+        failure.error = found;
+    }
+    failure.which = calls.which();
+    return failure;
+}
+
 NoExchange::NoExchange(bool wanted) {
     if (wanted) safemap::io::calls.is_mount_root = [](int) { return true; };
 }

@@ -3,11 +3,14 @@
 
 #include "io/calls.hpp"
 
+#include <safemap/error.hpp>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +100,15 @@ private:
     static inline std::uint32_t magic_ = 0;
     int (*real_)(int, struct statfs*) = safemap::io::calls.fstatfs;
 };
+
+/// The outcome of work in which one system call failed.
+struct CallFailure {
+    std::optional<safemap::Error> error = {};
+    std::string which = {};  ///< the call that failed; empty if the work made fewer
+};
+
+/// Runs the work, whose nth system call fails with `error`.
+CallFailure fail_at(int nth, int error, const std::function<void()>& work);
 
 /// A machine where every folder is the root of a mount, so that no folder can be exchanged.
 class NoExchange {

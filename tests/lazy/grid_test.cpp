@@ -6,7 +6,6 @@
 
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
-#include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>
 #include <optional>

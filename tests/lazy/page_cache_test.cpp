@@ -6,6 +6,7 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "reference/random_boxes.hpp"
 
@@ -348,10 +349,7 @@ TEST_CASE("a source that changed makes a read throw, with the tensor's name") {
                                              tensor_of(changed, Dtype::u8, {5}, 0).renamed("bad")};
     CHECK_OK(require_unchanged(std::span(tensors).first(2)));
     CHECK(sound->asked == 1);
-    const auto error = error_of([&] { require_unchanged(tensors); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->tensor() == "bad");
+    check_error(error_of([&] { require_unchanged(tensors); }), {Errc::file_changed}, {}, {.tensor = "bad"});
     CHECK_FAULT(tensors[2].load(), Errc::file_changed);
     std::byte one{};
     CHECK_FAULT(tensors[2].read(0, {&one, 1}), Errc::file_changed);

@@ -1,11 +1,11 @@
 // Tests of gathers of tensors that are neighbours in a source: their values against reads one by one, the number of
 // reads, faults and cancelling. From top to bottom: sources and tensors, values, reads, faults.
-#include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/file.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
 #include "base/watch.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/gatherer.hpp"
 #include "soak.hpp"
@@ -15,7 +15,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -317,11 +316,8 @@ TEST_CASE("a bad byte of any tensor gives an error with its name") {
             for (std::size_t i = 0; i < sizes.size(); ++i) {
                 CAPTURE(i);
                 source->bad = offset + below(random, sizes[i]);
-                const auto error = error_of([&] { gather(tensors); });
-                REQUIRE(error);
-                CHECK(error->code() == Errc::io_error);
-                CHECK(error->tensor() == tensors[i].name());
-                CHECK(error->path() == "counting");
+                check_error(error_of([&] { gather(tensors); }), {Errc::io_error}, {},
+                            {.tensor = tensors[i].name(), .path = "counting"});
                 offset += sizes[i] + gap;
             }
             source->bad = UINT64_MAX;

@@ -4,7 +4,6 @@
 #include "lazy/stored_tensor.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
-#include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>
 #include <random>

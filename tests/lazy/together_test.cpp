@@ -5,6 +5,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "base/watch.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/gatherer.hpp"
 #include "reference/slow_tensor.hpp"
@@ -326,8 +327,7 @@ TEST_CASE("a failure in the middle of a common read has the tensor that cannot b
     };
     sources[2]->bad = 5 * 1024 + 17;
     auto error = error_of([&] { gather(1); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::io_error);
+    check_error(error, {Errc::io_error}, {});
     CHECK(error->tensor() == "expert 5");
     CHECK(error->path() == "rank 2");
     // A gap that is read to save a read fails too.
@@ -345,10 +345,8 @@ TEST_CASE("what cannot be added is refused with the tensor's name") {
     std::vector<std::byte> out(40);
     Gatherer gatherer;
     gatherer.begin();
-    const auto beyond = error_of([&] { gatherer.add(tensor, Dtype::f32, 4, out); });
-    REQUIRE(beyond);
-    CHECK(beyond->code() == Errc::index_out_of_range);
-    CHECK(beyond->tensor() == "w");
+    check_error(error_of([&] { gatherer.add(tensor, Dtype::f32, 4, out); }), {Errc::index_out_of_range}, {},
+                {.tensor = "w"});
     CHECK_FAULT(gatherer.add(tensor, Dtype::bf16, 4, std::span(out).first(20)), Errc::index_out_of_range);
     CHECK_FAULT(gatherer.add(tensor, Dtype::bf16, 1, std::span(out).first(2)), Errc::invalid_argument);
 }

@@ -5,7 +5,7 @@
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 
 namespace folder_shape_test {
 

@@ -1,6 +1,7 @@
 // Tests the ranks that the names of files give.
 #include "names/rank_names.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/error.hpp>
@@ -85,10 +86,8 @@ TEST_CASE("ranks that are missing although the names do not say how many there a
 TEST_CASE("the files of a mesh") {
     const std::vector<std::uint64_t> ranks = {0, 1, 4};
     const RankNames open({"a_rank0.bin", "a_rank1.bin"});
-    const auto missing = error_of([&] { open.require_files_of(ranks, "the mesh"); });
-    REQUIRE(missing);
-    CHECK(missing->code() == Errc::rank_missing);
-    CHECK(missing->message() == "the mesh has 3 ranks; missing are a_rank4.bin");
+    check_error(error_of([&] { open.require_files_of(ranks, "the mesh"); }), {Errc::rank_missing}, {},
+                {.message = "the mesh has 3 ranks; missing are a_rank4.bin"});
     const RankNames sized({"a_world_size_2_rank_0.pt", "a_world_size_2_rank_1.pt"});
     CHECK_FAULT(sized.require_files_of(ranks, "the mesh"), Errc::world_mismatch);
     CHECK_OK(sized.require_files_of(std::vector<std::uint64_t>{1, 0}, "the mesh"));

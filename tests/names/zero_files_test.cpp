@@ -2,10 +2,10 @@
 // or missing.
 #include "names/zero_files.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -42,11 +42,7 @@ void check_name(const std::string& file, const RankedName& wanted) {
 }
 
 void check_missing(const std::vector<std::string>& files, Errc code, const std::string& text) {
-    const auto error = error_of([&] { static_cast<void>(zero_files(files)); });
-    REQUIRE(error.has_value());
-    INFO(std::string(error->what()));
-    CHECK(error->code() == code);
-    CHECK(error->message().find(text) != std::string::npos);
+    check_error(error_of([&] { static_cast<void>(zero_files(files)); }), {code}, {text});
 }
 
 }  // namespace

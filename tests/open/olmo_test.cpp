@@ -3,7 +3,9 @@
 
 #include <safemap/advanced/structure.hpp>
 
-#include "containers.hpp"
+#include "forge/containers.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 
 #include "base/encodings.hpp"
 
@@ -33,15 +35,6 @@ Sample u8(std::string name, std::string bytes) {
 Checkpoint open(const std::vector<Sample>& samples) {
     return Checkpoint::open(forge::source(containers::safetensors(samples)));
 }
-std::vector<std::string> names(const Checkpoint& checkpoint) {
-    std::vector<std::string> all;
-    for (const LazyTensor& tensor : checkpoint) all.push_back(tensor.name());
-    return all;
-}
-std::string bytes_of(const LazyTensor& tensor) {
-    const TensorView value = tensor.load();
-    return {reinterpret_cast<const char*>(value.bytes().data()), value.bytes().size()};
-}
 
 }  // namespace
 
@@ -50,7 +43,7 @@ TEST_CASE("names become the paths of their keys, and pickled values become part 
     const auto checkpoint = open({u8(olmo({text("state"), forge::integer(0), text("exp_avg")}), "ab"),
                                   u8(olmo({text("state"), forge::integer(0), text("a/b?")}), "cd"),
                                   u8(olmo({text("param_groups")}, true), groups)});
-    CHECK(names(checkpoint) == std::vector<std::string>{"state/0/exp_avg", "state/0/a~1b?"});
+    CHECK(names_of(checkpoint) == std::vector<std::string>{"state/0/exp_avg", "state/0/a~1b?"});
     CHECK(bytes_of(checkpoint["state/0/exp_avg"]) == "ab");
     REQUIRE(checkpoint.tree() != nullptr);
     const StateTree& tree = *checkpoint.tree();
@@ -63,7 +56,7 @@ TEST_CASE("names become the paths of their keys, and pickled values become part 
 
 TEST_CASE("a flat state dict keeps its keys") {
     const auto checkpoint = open({u8(olmo({text("a/b")}), "x"), u8(olmo({text("c")}), "y")});
-    CHECK(names(checkpoint) == std::vector<std::string>{"a/b", "c"});
+    CHECK(names_of(checkpoint) == std::vector<std::string>{"a/b", "c"});
 }
 
 TEST_CASE("a file in which not every name is OLMo's is left as it is") {
@@ -72,7 +65,7 @@ TEST_CASE("a file in which not every name is OLMo's is left as it is") {
         CHECK(checkpoint.tree() == nullptr);
         std::vector<std::string> wanted;
         for (const Sample& sample : samples) wanted.push_back(sample.name);
-        CHECK(names(checkpoint) == wanted);
+        CHECK(names_of(checkpoint) == wanted);
     };
     const std::string good = olmo({text("a")});
     kept({u8("gAAA", "x")});
@@ -91,22 +84,20 @@ TEST_CASE("names stay encoded if a value cannot be unpickled") {
     const std::string name = olmo({text("a")}, true);
     for (const Sample& sample : {u8(name, "\x80\x02X"), u8(name, ""), Sample{name, Dtype::i16, {1}, "N."}}) {
         const auto checkpoint = open({sample});
-        CHECK(names(checkpoint) == std::vector<std::string>{name});
+        CHECK(names_of(checkpoint) == std::vector<std::string>{name});
         CHECK(checkpoint.tree() == nullptr);
-        REQUIRE(checkpoint.notes().size() == 1);
-        CHECK(checkpoint.notes()[0].find("look like OLMo's") != std::string::npos);
+        CHECK(only_of(checkpoint.notes()).find("look like OLMo's") != std::string::npos);
     }
     const auto as_they_stand = containers::safetensors({u8(olmo({text("b")}), "x")});
     const auto kept = Checkpoint::open(forge::source(as_they_stand), {.olmo_names = false});
-    CHECK(names(kept) == std::vector<std::string>{olmo({text("b")})});
+    CHECK(names_of(kept) == std::vector<std::string>{olmo({text("b")})});
     // Nothing in the pickle is called.
     const auto attack = open({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
     const auto bytes = containers::safetensors({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
     CHECK_FAULT(Checkpoint::open(forge::source(bytes), {.strict_globals = true}), Errc::unknown_global);
     REQUIRE(attack.skipped().size() == 1);
     CHECK(attack.skipped()[0].type == "os.system");
-    CHECK(std::any_of(attack.notes().begin(), attack.notes().end(),
-                      [](const std::string& note) { return note.find("os.system") != note.npos; }));
+    CHECK(has_note(attack, "os.system"));
 }
 
 }  // namespace olmo_test

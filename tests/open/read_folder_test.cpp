@@ -2,8 +2,10 @@
 #include "open/read.hpp"
 
 #include "base/folder.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "inspect.hpp"
 
 namespace read_folder_test {
 
@@ -33,8 +35,8 @@ TEST_CASE("an index is preferred to model.safetensors, and unread files are note
                                     {"config.json", "{}"}});
     CHECK(first_name(contents) == "two");
     CHECK(contents.files == std::vector<std::string>{"two.safetensors"});
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "read model.safetensors.index.json; not read: model.safetensors, pytorch_model.bin");
+    CHECK(only_of(contents.notes) ==
+          "read model.safetensors.index.json; not read: model.safetensors, pytorch_model.bin");
 }
 
 TEST_CASE("model.safetensors is preferred to PyTorch's files") {
@@ -79,8 +81,7 @@ TEST_CASE("files that a trainer leaves beside a model are not the model, but are
     const auto rivals = error_of([&] {
         static_cast<void>(read({{"a.bin", one}, {"b.bin", two}, {"training_args.bin", "x"}}));
     });
-    REQUIRE(rivals.has_value());
-    CHECK(rivals->code() == Errc::several_models);
+    check_error(rivals, {Errc::several_models}, {});
     CHECK(rivals->message().find("training_args") == std::string::npos);
     // If there is nothing else, they are the checkpoint.
     CHECK(first_name(read({{"optimizer.pt", one}, {"config.json", "{}"}})) == "one");
@@ -94,8 +95,7 @@ TEST_CASE("a hidden file is not a model") {
 TEST_CASE("two models are an error that lists them") {
     const auto listed = [](std::map<std::string, std::string> files) {
         const auto error = error_of([&] { static_cast<void>(read(files)); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::several_models);
+        check_error(error, {Errc::several_models}, {});
         CHECK_FALSE(error->hint().empty());
         CHECK(error->path() == "folder");
         for (const auto& file : files) CHECK(error->message().find(file.first) != std::string::npos);
@@ -115,8 +115,7 @@ TEST_CASE("a folder without weights is refused") {
 TEST_CASE("a folder without weights whose folders have checkpoints deeper inside is refused with their paths") {
     const auto hint_of = [](const std::map<std::string, std::string>& files) {
         const auto error = error_of([&] { static_cast<void>(read(files)); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::not_a_checkpoint);
+        check_error(error, {Errc::not_a_checkpoint}, {});
         return error->hint();
     };
     CHECK(hint_of({{"info.json", "{}"},

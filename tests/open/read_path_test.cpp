@@ -1,9 +1,11 @@
 // Tests the paths that name several files: globs, lists of files, a model with the state of its optimizer beside it.
 #include "open/read.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
 #include "io/file_folder.hpp"
+#include "forge/files.hpp"
+#include "inspect.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
@@ -23,8 +25,7 @@ namespace {
 std::string file_of(const std::string& tensor) { return forge::u8_file({{tensor, 1}}); }
 
 std::vector<std::string> names_of(const Checkpoint& checkpoint) {
-    std::vector<std::string> names;
-    for (const LazyTensor& tensor : checkpoint) names.push_back(tensor.name());
+    auto names = ::names_of(checkpoint);
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -56,10 +57,7 @@ TEST_CASE("numbered shards are complete, however they are given") {
     dir.write(first.filename().native(), file_of("one"));
     dir.write(third.filename().native(), file_of("three"));
     const auto lacks = [&](auto&& opened) {
-        const auto error = error_of(opened);
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::shard_missing);
-        CHECK(error->message().find(second.filename().native()) != std::string::npos);
+        check_error(error_of(opened), {Errc::shard_missing}, {second.filename().native()});
     };
     lacks([&] { static_cast<void>(Checkpoint::open(dir.path())); });
     lacks([&] { static_cast<void>(Checkpoint::open(dir / "*.safetensors")); });
@@ -93,8 +91,7 @@ TEST_CASE("the components of a pipeline open by their folders, and are listed to
     for (const char* folder : {"unet", "vae", "text_encoder"})
         CHECK(names_of(Checkpoint::open(dir / folder)) == Names{folder});
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir.path())); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::several_models);
+    check_error(error, {Errc::several_models}, {});
     for (const char* folder : {"unet", "vae", "text_encoder"})
         CHECK(error->message().find((dir / folder).native()) != std::string::npos);
     CHECK(error->hint().find("safemap convert " + (dir / "text_encoder").native()) != std::string::npos);
@@ -110,8 +107,7 @@ TEST_CASE("a glob without a match, or with several folders, is a wrong call") {
     }
     CHECK(names_of(Checkpoint::open(dir / "step-1*")) == Names{"step-10"});
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir / "step-*")); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::several_models);
+    check_error(error, {Errc::several_models}, {});
     for (const char* folder : {"step-10", "step-20"}) CHECK(error->message().find(folder) != std::string::npos);
 }
 
@@ -138,11 +134,8 @@ TEST_CASE("hidden files match only a pattern that begins with a dot") {
 TEST_CASE("files of two sets of ranks are several models, and two files of one rank are refused") {
     const TempDir dir;
     for (const char* file : {"model_rank0.pt", "model_rank1.pt", "value_rank0.pt"}) dir.write(file, "x");
-    const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir / "*.pt")); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::several_models);
-    CHECK(error->message().find((dir / "model_rank*.pt").native()) != std::string::npos);
-    CHECK(error->message().find((dir / "value_rank*.pt").native()) != std::string::npos);
+    check_error(error_of([&] { static_cast<void>(Checkpoint::open(dir / "*.pt")); }), {Errc::several_models},
+                {(dir / "model_rank*.pt").native(), (dir / "value_rank*.pt").native()});
 
     fs::create_directory(dir / "node");
     dir.write("node/model_rank1.pt", "x");
@@ -160,8 +153,7 @@ TEST_CASE("a model gives the state of its optimizer from the folder beside it") 
     CHECK(names_of(model) == Names{"w"});
     REQUIRE(model.optimizer());
     CHECK(names_of(*model.optimizer()) == Names{"w.exp_avg"});
-    CHECK(std::any_of(model.notes().begin(), model.notes().end(),
-                      [](const std::string& note) { return note.find("--optimizer") != note.npos; }));
+    CHECK(has_note(model, "--optimizer"));
     CHECK_FALSE(Checkpoint::open(dir / "model.safetensors").optimizer());
     // A link leads to the folder of another checkpoint.
     const TempDir other;

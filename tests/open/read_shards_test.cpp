@@ -2,8 +2,10 @@
 #include "open/read.hpp"
 
 #include "base/folder.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
+#include "inspect.hpp"
 
 namespace read_shards_test {
 
@@ -24,12 +26,6 @@ Contents read(Files files) {
     return read(std::move(files), faults);
 }
 
-std::vector<std::string> names(const Contents& contents) {
-    std::vector<std::string> found;
-    for (const auto& tensor : contents.tensors) found.push_back(tensor.name());
-    return found;
-}
-
 using Names = std::vector<std::string>;
 
 }  // namespace
@@ -39,7 +35,7 @@ TEST_CASE("tensors are ordered by shard file name, then by offset, whatever the 
         read({{"index", R"({"metadata":{"total_size":6},"weight_map":{"c":"2","a":"1","d":"2","b":"1"}})"},
               {"1", forge::u8_file({{"b", 1}, {"a", 2}})},
               {"2", forge::u8_file({{"d", 2}, {"c", 1}})}});
-    CHECK(names(contents) == Names{"b", "a", "d", "c"});
+    CHECK(names_of(contents.tensors) == Names{"b", "a", "d", "c"});
     CHECK(contents.files == Names{"1", "2"});
     CHECK(contents.notes.empty());
     CHECK(contents.sources.size() == 2);
@@ -54,30 +50,26 @@ TEST_CASE("different spellings of a shard's name mean one file") {
 }
 
 TEST_CASE("a missing shard is named") {
-    const auto error = error_of([] { static_cast<void>(read({{"index", R"({"weight_map":{"a":"1"}})"}})); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::shard_missing);
-    CHECK(error->path() == "folder/1");
+    check_error(error_of([] {
+                    static_cast<void>(read({{"index", R"({"weight_map":{"a":"1"}})"}}));
+                }),
+                {Errc::shard_missing}, {}, {.path = "folder/1"});
 }
 
 TEST_CASE("a tensor that its shard lacks is reported with the shard") {
-    const auto error = error_of([] {
-        static_cast<void>(read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
-                                {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
-                                {"2", forge::u8_file({{"c", 1}})}}));
-    });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::shard_lacks_tensor);
-    CHECK(error->path() == "folder/2");
-    CHECK(error->tensor() == "b");
+    check_error(error_of([] {
+                    static_cast<void>(read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
+                                            {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
+                                            {"2", forge::u8_file({{"c", 1}})}}));
+                }),
+                {Errc::shard_lacks_tensor}, {}, {.tensor = "b", .path = "folder/2"});
 }
 
 TEST_CASE("tensors that the index omits are noted, not listed") {
     const Contents contents =
         read({{"index", R"({"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"x", 1}, {"a", 1}, {"y", 1}})}});
-    CHECK(names(contents) == Names{"a"});
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] ==
+    CHECK(names_of(contents.tensors) == Names{"a"});
+    CHECK(only_of(contents.notes) ==
           "1 holds 2 tensors that the index does not name; the first is 'x'; `safemap repair` writes an index with all "
           "of them");
     REQUIRE(contents.skipped.size() == 2);
@@ -97,7 +89,7 @@ TEST_CASE("the tensors of a shard that the index does not name are as those that
                    {third, forge::u8_file({{"c", 1}, {"a", 1}, {"d", 1}})},
                    {"n-3-of-3.safetensors", forge::u8_file({{"e", 1}})}};
     Contents contents = read(files);
-    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(names_of(contents.tensors) == Names{"a", "b"});
     CHECK(contents.files == Names{first, second});
     REQUIRE(contents.skipped.size() == 2);
     CHECK(contents.skipped[0].name == "c");
@@ -112,10 +104,9 @@ TEST_CASE("the tensors of a shard that the index does not name are as those that
 
     files[third] = "cut";
     contents = read(files);
-    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(names_of(contents.tensors) == Names{"a", "b"});
     CHECK(contents.unindexed.empty());
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0].starts_with("the index does not name " + third + ", though it names other shards"));
+    CHECK(only_of(contents.notes).starts_with("the index does not name " + third + ", though it names other shards"));
 
     // A shard of which a repeated name leaves no tensor is named all the same.
     files["index"] = R"({"weight_map":{"a":")" + first + R"(","b":")" + third + R"(","b":")" + second + R"("}})";
@@ -126,18 +117,16 @@ TEST_CASE("a tensor that another shard of the index has is not left out") {
     const Contents contents = read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
                                     {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
                                     {"2", forge::u8_file({{"b", 1}})}});
-    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(names_of(contents.tensors) == Names{"a", "b"});
     CHECK(contents.skipped.empty());
     CHECK(contents.unindexed.empty());
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "1 holds 1 tensor that the index places in another shard, from which it is read");
+    CHECK(only_of(contents.notes) == "1 holds 1 tensor that the index places in another shard, from which it is read");
 }
 
 TEST_CASE("a wrong total_size is noted") {
     const Contents contents =
         read({{"index", R"({"metadata":{"total_size":5},"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"a", 3}})}});
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "the index says total_size 5, but its tensors have 3 bytes");
+    CHECK(only_of(contents.notes) == "the index says total_size 5, but its tensors have 3 bytes");
 }
 
 TEST_CASE("the last entry of a tensor in the index counts, with a note") {
@@ -145,21 +134,18 @@ TEST_CASE("the last entry of a tensor in the index counts, with a note") {
                          {"1", forge::u8_file({{"a", 1}})},
                          {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
     const Contents contents = read(files);
-    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(names_of(contents.tensors) == Names{"a", "b"});
     CHECK(contents.tensors.at(0).nbytes() == 3);
     CHECK(contents.files == Names{"2"});
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "the weight_map names 'a' more than once; the last shard named counts");
+    CHECK(only_of(contents.notes) == "the weight_map names 'a' more than once; the last shard named counts");
 
     const forge::Folder folder(files);
     ThrowFirst faults;
-    const auto error = error_of([&] {
-        static_cast<void>(open::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults));
-    });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::duplicate_name);
-    CHECK(error->path() == "folder/index");
-    CHECK(error->tensor() == "a");
+    check_error(
+        error_of([&] {
+            static_cast<void>(open::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults));
+        }),
+        {Errc::duplicate_name}, {}, {.tensor = "a", .path = "folder/index"});
 }
 
 TEST_CASE("the last of two weight_maps counts, with a note; the strict policy refuses both") {
@@ -167,10 +153,9 @@ TEST_CASE("the last of two weight_maps counts, with a note; the strict policy re
                          {"1", forge::u8_file({{"a", 1}})},
                          {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
     const Contents contents = read(files);
-    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(names_of(contents.tensors) == Names{"a", "b"});
     CHECK(contents.files == Names{"2"});
-    REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "the index has the key 'weight_map' more than once; the last one counts");
+    CHECK(only_of(contents.notes) == "the index has the key 'weight_map' more than once; the last one counts");
 
     const forge::Folder folder(files);
     ThrowFirst faults;
@@ -205,15 +190,15 @@ TEST_CASE("a collecting reader reports the faults of all shards in order, and ke
         for (const auto& fault : faults.faults()) codes.push_back(fault.code());
         CHECK(codes == std::vector<Errc>{Errc::shard_outside_folder, Errc::shard_lacks_tensor, Errc::file_truncated,
                                          Errc::shard_missing, Errc::unknown_format});
-        CHECK(names(contents) == Names{"a"});
+        CHECK(names_of(contents.tensors) == Names{"a"});
     }
 }
 
 TEST_CASE("an invalid index is a fault of the index file") {
-    const auto error = error_of([] { static_cast<void>(read({{"index", "{"}})); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::index_not_json);
-    CHECK(error->path() == "folder/index");
+    check_error(error_of([] {
+                    static_cast<void>(read({{"index", "{"}}));
+                }),
+                {Errc::index_not_json}, {}, {.path = "folder/index"});
 }
 
 TEST_CASE("an index of many shards is read with many threads") {

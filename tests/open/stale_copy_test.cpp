@@ -1,9 +1,9 @@
 // Tests the detection of stale copies: a .pt beside the safetensors that were converted from it.
 #include "state/fingerprint.hpp"
 
-#include "containers.hpp"
+#include "forge/containers.hpp"
+#include "forge/pickle.hpp"
 
-#include <safemap/advanced/file.hpp>
 #include <safemap/save.hpp>
 
 #include <set>
@@ -32,8 +32,7 @@ char first_of(const LazyTensor& tensor) {
 std::string nested(const std::string& data) {
     return forge::archive(
         forge::dict({forge::text("a"),
-                     forge::dict({forge::text("w"), forge::tensor(forge::storage("ByteStorage", "0", 4), 0,
-                                                                  {forge::integer(4)}, {forge::integer(1)})})}),
+                     forge::dict({forge::text("w"), forge::view(forge::storage("ByteStorage", "0", 4), 0, {4}, {1})})}),
         {{"0", data}});
 }
 

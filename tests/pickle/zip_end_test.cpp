@@ -1,8 +1,11 @@
 // Tests end records: bytes after a zip, and files that different programs would read as different zips.
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
+#include "inspect.hpp"
 #include "pickle/zip.hpp"
 #include "torch/fixtures.hpp"
-#include "torch/forge.hpp"
 
 #include <cstdint>
 #include <string>
@@ -11,22 +14,9 @@
 namespace zip_end_test {
 
 using namespace safemap;
+using fixtures::data_of;
 
 namespace {
-
-ZipDirectory read(const std::string& bytes) {
-    ThrowFirst faults;
-    return ZipDirectory::read(fixtures::source(bytes), faults);
-}
-
-std::string data_of(const ZipDirectory& zip, std::string_view name) {
-    const auto* record = zip.find(name);
-    REQUIRE(record != nullptr);
-    const auto data = zip.open(*record);
-    std::string out(data.extent.size, '\0');
-    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(out)));
-    return out;
-}
 
 forge::Zip one_record(std::string data, bool zip64 = false) {
     forge::Zip zip;
@@ -43,10 +33,8 @@ std::string behind(const std::string& prefix, const forge::Zip& zip, std::uint64
 }
 
 void check_ambiguous(const std::string& bytes) {
-    const auto error = error_of([&] { read(bytes); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::zip_bad_directory);
-    CHECK(error->message().find("programs differ in which one they use") != std::string::npos);
+    check_error(error_of([&] { fixtures::zip_of(bytes); }), {Errc::zip_bad_directory},
+                {"programs differ in which one they use"});
 }
 
 }  // namespace
@@ -59,20 +47,19 @@ TEST_CASE("bytes after the zip are ignored with a note, with and without zip64, 
                     auto zip = one_record("right", zip64);
                     zip.prefix = prefix;
                     zip.comment = comment;
-                    const auto directory = read(zip.join() + std::string(trailing, 'x'));
+                    const auto directory = fixtures::zip_of(zip.join() + std::string(trailing, 'x'));
                     CHECK(data_of(directory, "a/data.pkl") == "right");
                     CHECK(directory.trailing() == trailing);
                 }
             }
         }
     }
-    CHECK_FAULT(read(one_record("far").join() + std::string(70'000, 'x')), Errc::zip_bad_directory);
+    CHECK_FAULT(fixtures::zip_of(one_record("far").join() + std::string(70'000, 'x')), Errc::zip_bad_directory);
 }
 
 TEST_CASE("a file of torch.save with trailing bytes is read, with a note") {
     const auto archive = fixtures::open(forge::archive(forge::dict({})) + "PK\5\6 and more, of no directory");
-    REQUIRE(archive.notes.size() == 1);
-    CHECK(archive.notes[0].find("bytes after the zip are ignored") != std::string::npos);
+    CHECK(only_of(archive.notes).find("bytes after the zip are ignored") != std::string::npos);
 }
 
 TEST_CASE("a zip with a truncated end record or comment is refused") {
@@ -80,14 +67,14 @@ TEST_CASE("a zip with a truncated end record or comment is refused") {
     zip.comment = "0123456789";
     const std::string bytes = zip.join();
     for (std::size_t cut = 1; cut < 40; ++cut)
-        CHECK_FAULT(read(bytes.substr(0, bytes.size() - cut)), Errc::zip_bad_directory);
+        CHECK_FAULT(fixtures::zip_of(bytes.substr(0, bytes.size() - cut)), Errc::zip_bad_directory);
 }
 
 TEST_CASE("two concatenated zips are read as the second; with trailing bytes they are refused") {
     const std::string other = one_record("wrong").join();
     auto zip = one_record("right, and longer");
     zip.prefix = other;
-    CHECK(data_of(read(zip.join()), "a/data.pkl") == "right, and longer");
+    CHECK(data_of(fixtures::zip_of(zip.join()), "a/data.pkl") == "right, and longer");
     check_ambiguous(zip.join() + "x");
 }
 
@@ -95,7 +82,8 @@ TEST_CASE("the end record of a zip stored inside another zip is ignored") {
     for (const bool zip64 : {false, true}) {
         forge::Zip zip = one_record("right", zip64);
         zip.add("a/other.zip", one_record("wrong", zip64).join());
-        for (const char* trailing : {"", "x"}) CHECK(data_of(read(zip.join() + trailing), "a/data.pkl") == "right");
+        for (const char* trailing : {"", "x"})
+            CHECK(data_of(fixtures::zip_of(zip.join() + trailing), "a/data.pkl") == "right");
     }
 }
 
@@ -123,7 +111,7 @@ TEST_CASE("offsets that are valid both from the beginning of the file and from t
 TEST_CASE("an end record and a zip64 end record that differ are refused") {
     auto zip = one_record("right", true);
     const std::string bytes = zip.join();
-    CHECK_OK(read(bytes));
+    CHECK_OK(fixtures::zip_of(bytes));
     const std::size_t end = bytes.size() - 22;
     for (const std::size_t field : {8U, 12U, 16U}) {  // count, size and offset; the count on this disk is not compared
         auto changed = bytes;
@@ -132,7 +120,7 @@ TEST_CASE("an end record and a zip64 end record that differ are refused") {
     }
     auto saturated = bytes;
     saturated.replace(end + 8, 12, std::string(12, '\xff'));
-    CHECK_OK(read(saturated));
+    CHECK_OK(fixtures::zip_of(saturated));
 }
 
 TEST_CASE("two zip64 end records are refused, because programs look for them in two places") {

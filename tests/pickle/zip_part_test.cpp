@@ -1,9 +1,9 @@
 // Tests zips that are parts of a file: their records are at the places in the file, nothing outside of the part is
 // read, and what is read through a reader of the caller is read there.
 #include "doctest_safemap.hpp"
+#include "forge/zip.hpp"
 #include "pickle/zip.hpp"
 #include "torch/fixtures.hpp"
-#include "torch/forge.hpp"
 
 #include <random>
 #include <string>

@@ -3,8 +3,9 @@
 #include "pickle/zip.hpp"
 
 #include "doctest_safemap.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "torch/fixtures.hpp"
-#include "torch/forge.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -13,22 +14,9 @@
 namespace zip_test {
 
 using namespace safemap;
+using fixtures::data_of;
 
 namespace {
-
-ZipDirectory read(const std::string& bytes) {
-    ThrowFirst faults;
-    return ZipDirectory::read(fixtures::source(bytes), faults);
-}
-
-std::string data_of(const ZipDirectory& zip, std::string_view name) {
-    const auto* record = zip.find(name);
-    REQUIRE(record != nullptr);
-    const auto data = zip.open(*record);
-    std::string out(data.extent.size, '\0');
-    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(out)));
-    return out;
-}
 
 forge::Zip two_records() {
     forge::Zip zip;
@@ -50,7 +38,7 @@ TEST_CASE("records are found with and without zip64 end records, comments, and b
                 zip.zip64_end = zip64;
                 zip.prefix.assign(prefix, 'x');
                 zip.comment.assign(comment, 'c');
-                const auto directory = read(zip.join());
+                const auto directory = fixtures::zip_of(zip.join());
                 REQUIRE(directory.records().size() == 2);
                 CHECK(directory.records()[0].name == "a/data.pkl");
                 CHECK(data_of(directory, "a/data.pkl") == "pickle");
@@ -64,7 +52,7 @@ TEST_CASE("records are found with and without zip64 end records, comments, and b
 TEST_CASE("a comment that looks like an end record is ignored") {
     auto zip = two_records();
     zip.comment = "PK\5\6 this is none";
-    const auto directory = read(zip.join());
+    const auto directory = fixtures::zip_of(zip.join());
     CHECK(directory.records().size() == 2);
 }
 
@@ -74,7 +62,7 @@ TEST_CASE("records after folder entries are found") {
     zip.add("a/data/0", "zero");
     zip.add("a/data/", "");
     zip.add("a/data/1", "one");
-    const auto directory = read(zip.join());
+    const auto directory = fixtures::zip_of(zip.join());
     CHECK(directory.find("a/") == nullptr);
     CHECK(directory.find("a/data/") == nullptr);
     REQUIRE(directory.find("a/data/0") == &directory.records()[0]);
@@ -91,18 +79,18 @@ TEST_CASE("a zip in the comment of another is refused, because programs would di
     zip.comment = other.join();
     // torch would take this one, because the length of its comment is not the number of remaining bytes.
     zip.comment[zip.comment.size() - 2] = 7;
-    CHECK_FAULT(read(zip.join()), Errc::zip_bad_directory);
+    CHECK_FAULT(fixtures::zip_of(zip.join()), Errc::zip_bad_directory);
 }
 
 TEST_CASE("names that differ only in case are refused, because torch takes them for the same") {
     for (const char* name : {"a/DATA.pkl", "A/data.pkl"}) {
         auto zip = two_records();
         zip.add(name, "x");
-        CHECK_FAULT(read(zip.join()), Errc::zip_duplicate);
+        CHECK_FAULT(fixtures::zip_of(zip.join()), Errc::zip_duplicate);
     }
     auto zip = two_records();
     zip.add("a/Data2", "x");
-    const auto directory = read(zip.join());
+    const auto directory = fixtures::zip_of(zip.join());
     CHECK(directory.records().size() == 3);
 }
 
@@ -111,78 +99,55 @@ TEST_CASE("names that leave their folder are refused") {
         CAPTURE(name);
         auto zip = two_records();
         zip.add(name, "x");
-        CHECK_FAULT(read(zip.join()), Errc::zip_bad_record);
+        CHECK_FAULT(fixtures::zip_of(zip.join()), Errc::zip_bad_record);
     }
     for (const char* name : {"a/..b", "a/b..", "...", "a/.data/x", "a/."}) {
         CAPTURE(name);
         auto zip = two_records();
         zip.add(name, "x");
-        CHECK_OK(read(zip.join()));
+        CHECK_OK(fixtures::zip_of(zip.join()));
     }
 }
 
 TEST_CASE("entries that contradict themselves or the file are refused") {
-    auto broken = two_records();
-    SUBCASE("a different name") {
-        broken.records[1].local_name = "a/data/1";
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("a different length of the name") {
-        broken.records[1].local_name = "a/data/00";
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("two different sizes") {
-        broken.records[1].size = 11;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("encryption") {
-        broken.records[1].flags |= 1;
-        CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
-    }
-    SUBCASE("an unknown method") {
-        broken.records[1].method = 12;
-        CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
-    }
-    SUBCASE("a deflated size that is too large") {
-        broken.records[1].method = 8;
-        broken.records[1].size = 0x7FFF'FFFF;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("a size that reaches into the directory") {
-        broken.records[1].packed = broken.records[1].size = 10 + 16 + 1;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("a size that reaches into the next record") {
-        broken.records[0].packed = broken.records[0].size = 6 + 16 + 1;
-        CHECK_FAULT(read(broken.join()), Errc::zip_overlap);
-    }
-    SUBCASE("a missing zip64 field") {
-        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("a short zip64 field") {
-        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
-        broken.records[1].extra = forge::little(1, 2) + forge::little(8, 2) + forge::little(10, 8);
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
-    }
-    SUBCASE("a zip64 field after others") {
-        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
-        broken.records[1].extra = forge::little(0x5455, 2) + forge::little(3, 2) + "abc" + forge::little(1, 2) +
-                                  forge::little(16, 2) + forge::little(10, 8) + forge::little(10, 8);
-        CHECK(data_of(read(broken.join()), "a/data/0") == "0123456789");
-    }
-    SUBCASE("two records of one name") {
-        broken.add("a/data/0", "x");
-        CHECK_FAULT(read(broken.join()), Errc::zip_duplicate);
-    }
-    SUBCASE("a count that is too large") {
-        broken.count_error = 1;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
-    }
-    SUBCASE("a count that is too small") {
-        broken.count_error = -1;
-        CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
-    }
+    using forge::Zip;
+    const auto refused = [](const char* fault, Errc code, void (*inflict)(Zip&)) {
+        CAPTURE(fault);
+        Zip zip = two_records();
+        inflict(zip);
+        CHECK_FAULT(fixtures::zip_of(zip.join()), code);
+    };
+    refused("a different name", Errc::zip_bad_record, [](Zip& zip) { zip.records[1].local_name = "a/data/1"; });
+    refused("a different length of the name", Errc::zip_bad_record,
+            [](Zip& zip) { zip.records[1].local_name = "a/data/00"; });
+    refused("two different sizes", Errc::zip_bad_record, [](Zip& zip) { zip.records[1].size = 11; });
+    refused("encryption", Errc::zip_unsupported, [](Zip& zip) { zip.records[1].flags |= 1; });
+    refused("an unknown method", Errc::zip_unsupported, [](Zip& zip) { zip.records[1].method = 12; });
+    refused("a deflated size that is too large", Errc::zip_bad_record, [](Zip& zip) {
+        zip.records[1].method = 8;
+        zip.records[1].size = 0x7FFF'FFFF;
+    });
+    refused("a size that reaches into the directory", Errc::zip_bad_record,
+            [](Zip& zip) { zip.records[1].packed = zip.records[1].size = 10 + 16 + 1; });
+    refused("a size that reaches into the next record", Errc::zip_overlap,
+            [](Zip& zip) { zip.records[0].packed = zip.records[0].size = 6 + 16 + 1; });
+    refused("a missing zip64 field", Errc::zip_bad_record,
+            [](Zip& zip) { zip.records[1].packed = zip.records[1].size = 0xFFFF'FFFF; });
+    refused("a short zip64 field", Errc::zip_bad_record, [](Zip& zip) {
+        zip.records[1].packed = zip.records[1].size = 0xFFFF'FFFF;
+        zip.records[1].extra = forge::little(1, 2) + forge::little(8, 2) + forge::little(10, 8);
+    });
+    refused("two records of one name", Errc::zip_duplicate, [](Zip& zip) { zip.add("a/data/0", "x"); });
+    refused("a count that is too large", Errc::zip_bad_directory, [](Zip& zip) { zip.count_error = 1; });
+    refused("a count that is too small", Errc::zip_bad_directory, [](Zip& zip) { zip.count_error = -1; });
+}
+
+TEST_CASE("a zip64 field after others is found") {
+    auto zip = two_records();
+    zip.records[1].packed = zip.records[1].size = 0xFFFF'FFFF;
+    zip.records[1].extra = forge::little(0x5455, 2) + forge::little(3, 2) + "abc" + forge::little(1, 2) +
+                           forge::little(16, 2) + forge::little(10, 8) + forge::little(10, 8);
+    CHECK(data_of(fixtures::zip_of(zip.join()), "a/data/0") == "0123456789");
 }
 
 TEST_CASE("faults are collected, and the valid records are kept") {
@@ -201,7 +166,7 @@ TEST_CASE("faults are collected, and the valid records are kept") {
 TEST_CASE("folder entries are not records") {
     auto zip = two_records();
     zip.add("a/", "");
-    const auto directory = read(zip.join());
+    const auto directory = fixtures::zip_of(zip.join());
     CHECK(directory.records().size() == 2);
 }
 
@@ -260,7 +225,7 @@ TEST_CASE("records beyond 4 GiB are found by their zip64 fields") {
 TEST_CASE("ten thousand records are read in one pass") {
     forge::Zip zip;
     for (int i = 0; i < 10'000; ++i) zip.add("a/data/" + std::to_string(i), std::to_string(i));
-    const auto directory = read(zip.join());
+    const auto directory = fixtures::zip_of(zip.join());
     CHECK(directory.records().size() == 10'000);
     CHECK(data_of(directory, "a/data/9999") == "9999");
 }
@@ -322,7 +287,7 @@ TEST_CASE("headers are found in any order of the directory") {
     std::string directory;
     for (const std::string& entry : entries) directory += entry;
     bytes.replace(begin, end - begin, directory);
-    const auto read_back = read(bytes);
+    const auto read_back = fixtures::zip_of(bytes);
     CHECK(read_back.records().front().name == "a/data/49");
     for (int i = 0; i < 50; ++i) CHECK(data_of(read_back, "a/data/" + std::to_string(i)) == std::to_string(i));
 }

@@ -5,10 +5,8 @@
 #include <safemap/state_tree.hpp>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 class SlowFlatten {

@@ -2,7 +2,6 @@
 #include "reference/slow_sharding.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <utility>
 

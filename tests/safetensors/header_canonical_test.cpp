@@ -5,7 +5,7 @@
 #include <safemap/advanced/dtypes.hpp>
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"
 

@@ -5,7 +5,7 @@
 #include <safemap/advanced/small_floats.hpp>
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "temp_dir.hpp"
 
 #include <algorithm>

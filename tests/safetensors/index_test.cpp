@@ -2,7 +2,7 @@
 #include "safetensors/index.hpp"
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "temp_dir.hpp"
 
 namespace index_test {

@@ -3,7 +3,7 @@
 #include "safetensors/sharding_info.hpp"
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "safetensors/shard_files.hpp"
 
 #include <set>

@@ -3,6 +3,7 @@
 #include "state/modules.hpp"
 
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "state/structure.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -69,11 +70,6 @@ public:
     NodeId linear() { return module({.parameters = {{"weight", tensor()}, {"bias", tensor()}}}); }
 };
 
-std::vector<std::string> names(const FlatState& flat) {
-    std::vector<std::string> out;
-    for (const LazyTensor& each : flat.tensors) out.push_back(each.name());
-    return out;
-}
 std::vector<std::string> skipped(const FlatState& flat) {
     std::vector<std::string> out;
     for (const SkippedObject& each : flat.skipped) out.push_back(each.name);
@@ -81,7 +77,7 @@ std::vector<std::string> skipped(const FlatState& flat) {
 }
 
 std::string document_of(const StateTree& tree) {
-    const auto stored = names(flatten(tree));
+    const auto stored = names_of(flatten(tree).tensors);
     return structure_of(tree, [&](const std::string& name) {
         const bool is_stored = std::find(stored.begin(), stored.end(), name) != stored.end();
         return is_stored ? std::optional(name) : std::nullopt;
@@ -147,8 +143,8 @@ TEST_CASE("a module at the root has the names and the order of its state dict") 
                                .buffers = {{"kept", tree.tensor()}},
                                .modules = {{"1", inner}, {"0", tree.linear()}}}));
     const FlatState flat = flatten(tree);
-    CHECK(names(flat) == std::vector<std::string>{"scale", "kept", "1.0.weight", "1.0.bias", "1.a/b.weight",
-                                                  "1.a/b.mean", "1.a/b.count", "0.weight", "0.bias"});
+    CHECK(names_of(flat.tensors) == std::vector<std::string>{"scale", "kept", "1.0.weight", "1.0.bias", "1.a/b.weight",
+                                                             "1.a/b.mean", "1.a/b.count", "0.weight", "0.bias"});
     CHECK(skipped(flat) == std::vector<std::string>{"~root"});
     CHECK_FALSE(flat.verbatim);
 }
@@ -161,8 +157,8 @@ TEST_CASE("the names of a module elsewhere begin with its path") {
                              {"list", tree.list({tree.linear(), tree.dict({{"7", net}})})},
                              {"trainer", tree.object({{"net", tree.linear()}})}}));
     const FlatState flat = flatten(tree);
-    CHECK(names(flat) == std::vector<std::string>{"model~10/0.weight", "model~10/0.bias", "list/0/weight",
-                                                  "list/0/bias", "trainer/net/weight", "trainer/net/bias"});
+    CHECK(names_of(flat.tensors) == std::vector<std::string>{"model~10/0.weight", "model~10/0.bias", "list/0/weight",
+                                                             "list/0/bias", "trainer/net/weight", "trainer/net/bias"});
     CHECK(flat.aliases == std::vector<AliasGroup>{{"model~10/0.weight", "list/1/~s7/0.weight"},
                                                   {"model~10/0.bias", "list/1/~s7/0.bias"}});
 }
@@ -195,7 +191,7 @@ TEST_CASE("tensors that the state dict omits are skipped, unless they have a nam
                                     .after = {{"late", elsewhere}, {"config", tree.object({})}}});
     tree.set_root(tree.dict({{"net", tree.module({.modules = {{"a", net}}})}, {"table", elsewhere}}));
     const FlatState flat = flatten(tree);
-    CHECK(names(flat) == std::vector<std::string>{"net/a.weight", "net/a.kept", "table"});
+    CHECK(names_of(flat.tensors) == std::vector<std::string>{"net/a.weight", "net/a.kept", "table"});
     CHECK(flat.aliases.empty());
     CHECK(skipped(flat) == std::vector<std::string>{"net", "net/a.mask", "net/a.early/2", "net/a.config"});
     CHECK(flat.skipped[1].why.find("persistent") != std::string::npos);
@@ -209,13 +205,13 @@ TEST_CASE("tensors that the state dict omits are skipped, unless they have a nam
     CHECK(document.find(R"("late":["T",{"n":"table"}])") != std::string::npos);
     const StateTree found = read(document, flat);
     CHECK(document_of(found) == document);
-    CHECK(names(flatten(without_names(found))) == names(flat));
+    CHECK(names_of(flatten(without_names(found)).tensors) == names_of(flat.tensors));
 }
 
 TEST_CASE("before torch 1.6 all buffers are persistent") {
     Tree tree;
     tree.set_root(tree.module({.buffers = {{"mask", tree.tensor()}}, .names_persistent = false}));
-    CHECK(names(flatten(tree)) == std::vector<std::string>{"mask"});
+    CHECK(names_of(flatten(tree).tensors) == std::vector<std::string>{"mask"});
 }
 
 TEST_CASE("a module that occurs twice has both names, and a cycle ends") {
@@ -230,7 +226,7 @@ TEST_CASE("a module that occurs twice has both names, and a cycle ends") {
             break;
         }
     const FlatState flat = flatten(tree);
-    CHECK(names(flat) == std::vector<std::string>{"a.weight", "a.bias"});
+    CHECK(names_of(flat.tensors) == std::vector<std::string>{"a.weight", "a.bias"});
     CHECK(flat.aliases == std::vector<AliasGroup>{{"a.weight", "b.weight"}, {"a.bias", "b.bias"}});
     CHECK(flat.skipped.size() == 1);
     const StateTree found = read(document_of(tree), flat);
@@ -247,9 +243,9 @@ TEST_CASE("names are unique for any keys") {
         tree.module({.parameters = {{"w", parts}, {"w/indices", tree.tensor()}, {"__metadata__", tree.tensor()}},
                      .modules = {{"a.a", dotted}, {"a", tree.module({.modules = {{"a", plain}}})}, {"e", empty}}}));
     const FlatState flat = flatten(tree);
-    CHECK(names(flat) ==
+    CHECK(names_of(flat.tensors) ==
           std::vector<std::string>{"w/indices", "w/indices~1", "~s__metadata__", "a.a.b", "a.a.b~2", "e.~s", "e.~k1"});
-    CHECK(names(flatten(without_names(read(document_of(tree), flat)))) == names(flat));
+    CHECK(names_of(flatten(without_names(read(document_of(tree), flat))).tensors) == names_of(flat.tensors));
 }
 
 TEST_CASE("nested modules cost no more than their number") {
@@ -292,7 +288,7 @@ TEST_CASE("in random trees, names are unique, lead to their tensors, and survive
         CAPTURE(i);
         const Tree tree = random_tree(random, i % 2 == 0 ? plain : hard, i % 2 == 0);
         const FlatState flat = flatten(tree);
-        std::vector<std::string> all = names(flat);
+        std::vector<std::string> all = names_of(flat.tensors);
         for (const AliasGroup& group : flat.aliases) all.insert(all.end(), group.begin() + 1, group.end());
         std::sort(all.begin(), all.end());
         REQUIRE(std::adjacent_find(all.begin(), all.end()) == all.end());
@@ -309,7 +305,7 @@ TEST_CASE("in random trees, names are unique, lead to their tensors, and survive
         const StateTree again = read(document, flat);
         REQUIRE(structure_of(again, [](const std::string& name) { return name; }) == document);
         const FlatState second = flatten(without_names(again));
-        REQUIRE(names(second) == names(flat));
+        REQUIRE(names_of(second.tensors) == names_of(flat.tensors));
         REQUIRE(second.aliases == flat.aliases);
         for (std::size_t t = 0; t < flat.tensors.size(); ++t)
             REQUIRE(second.tensors[t].stored() == flat.tensors[t].stored());

@@ -3,6 +3,7 @@
 #include "state/structure.hpp"
 
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "state/contents.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -31,12 +32,6 @@ NodeId dict(StateTree& tree, std::vector<std::pair<std::string, NodeId>> items) 
     return tree.add(std::move(out));
 }
 
-std::vector<std::string> names(const FlatState& flat) {
-    std::vector<std::string> out;
-    for (const LazyTensor& each : flat.tensors) out.push_back(each.name());
-    return out;
-}
-
 }  // namespace
 
 TEST_CASE("a tensor has its given name, and tensors below an object the object's name and their path") {
@@ -47,7 +42,7 @@ TEST_CASE("a tensor has its given name, and tensors below an object the object's
     const NodeId object = dict(tree, {{"a.b", inner}, {"n", tree.add(std::int64_t{1})}});
     tree.set_root(dict(tree, {{"model", dict(tree, {{"w", weight}, {"other", plain}})}, {"extra", object}}));
     const FlatState flat = state::flatten_named(tree, {{weight, "model.w"}, {object, "the.extra"}});
-    CHECK(names(flat) == std::vector<std::string>{"model.w", "model/other", "the.extra/a.b"});
+    CHECK(names_of(flat.tensors) == std::vector<std::string>{"model.w", "model/other", "the.extra/a.b"});
     CHECK(std::get<StateTree::Tensor>(tree[weight]).tensor.name() == "model.w");
     CHECK(std::get<StateTree::Tensor>(tree[inner]).tensor.name() == "the.extra/a.b");
     CHECK_FALSE(flat.verbatim);
@@ -69,7 +64,7 @@ TEST_CASE("a path that is a given name of another tensor gets a number") {
     const NodeId second = tensor(tree);
     tree.set_root(dict(tree, {{"a", dict(tree, {{"b", first}})}, {"c", second}}));
     const FlatState flat = state::flatten_named(tree, {{second, "a/b"}});
-    const auto all = names(flat);
+    const auto all = names_of(flat.tensors);
     CHECK(std::set(all.begin(), all.end()).size() == 2);
     CHECK(all[1] == "a/b");
     CHECK(all[0].starts_with("a/b"));
@@ -81,10 +76,10 @@ TEST_CASE("a flat dictionary has its keys as names only if no tensor has another
     tree.set_root(dict(tree, {{"model.w", w}, {"v", tensor(tree)}}));
     CHECK(state::has_keys_as_names(tree));
     StateTree same = tree;
-    CHECK(names(state::flatten_named(same, {{w, "model.w"}})) == std::vector<std::string>{"model.w", "v"});
+    CHECK(names_of(state::flatten_named(same, {{w, "model.w"}}).tensors) == std::vector<std::string>{"model.w", "v"});
     CHECK(state::has_keys_as_names(same));
     StateTree other = tree;
-    CHECK(names(state::flatten_named(other, {{w, "w"}})) == std::vector<std::string>{"w", "v"});
+    CHECK(names_of(state::flatten_named(other, {{w, "w"}}).tensors) == std::vector<std::string>{"w", "v"});
     CHECK(state::is_flat(other));
     CHECK_FALSE(state::has_keys_as_names(other));
     const std::string document =
@@ -120,7 +115,7 @@ TEST_CASE("random trees with random names have unique names, and the given ones"
         }
         tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = open}));
         const FlatState flat = state::flatten_named(tree, given);
-        const auto all = names(flat);
+        const auto all = names_of(flat.tensors);
         CHECK(all.size() == tensors);
         const std::set<std::string> unique(all.begin(), all.end());
         CHECK(unique.size() == tensors);

@@ -8,7 +8,6 @@
 #include <functional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace quantization_test {

@@ -15,7 +15,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <unordered_map>
 
 namespace structure_test {
 

@@ -6,7 +6,6 @@
 #include <safemap/tensor_view.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 #include <vector>
 

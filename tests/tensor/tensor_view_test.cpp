@@ -14,7 +14,6 @@
 #include <complex>
 #include <iterator>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 

@@ -13,7 +13,9 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 namespace fixtures {
@@ -38,6 +40,20 @@ std::shared_ptr<const safemap::Source> source(std::string_view bytes, std::strin
     std::vector<std::byte> exact(bytes.size());
     if (!bytes.empty()) std::memcpy(exact.data(), bytes.data(), bytes.size());
     return safemap::memory_source(std::move(name), std::move(exact));
+}
+
+safemap::ZipDirectory zip_of(std::string_view bytes) {
+    safemap::ThrowFirst faults;
+    return safemap::ZipDirectory::read(source(bytes), faults);
+}
+
+std::string data_of(const safemap::ZipDirectory& zip, std::string_view name) {
+    const auto* record = zip.find(name);
+    if (record == nullptr) throw std::out_of_range("no record " + std::string(name));
+    const auto data = zip.open(*record);
+    std::string out(data.extent.size, '\0');
+    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(out)));
+    return out;
 }
 
 safemap::torch::Archive with_tree(safemap::torch::Archive archive) {

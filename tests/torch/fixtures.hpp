@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "pickle/zip.hpp"
 #include "sha256.hpp"
 #include "temp_dir.hpp"
 #include "torch/archive.hpp"
@@ -22,6 +23,10 @@ inline std::filesystem::path folder() { return std::filesystem::path(SAFEMAP_TES
 
 /// Returns a source in memory of exactly this size, so that a sanitizer sees a read past the end.
 std::shared_ptr<const safemap::Source> source(std::string_view bytes, std::string name = "test.pt");
+
+/// Reads the directory of a zip, and a record of it.
+safemap::ZipDirectory zip_of(std::string_view bytes);
+std::string data_of(const safemap::ZipDirectory& zip, std::string_view name);
 
 inline std::string content(const std::string& file) { return TempDir::read(folder() / file); }
 

@@ -7,8 +7,6 @@
 
 #include "base/checksum.hpp"
 
-#include <initializer_list>
-#include <iterator>
 #include <map>
 #include <random>
 #include <set>

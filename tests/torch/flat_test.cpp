@@ -2,7 +2,7 @@
 // faults and structure document.
 #include "base/text.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
 #include "pickle/pickle.hpp"
 #include "state/contents.hpp"
 #include "state/flat_dict.hpp"
@@ -91,7 +91,7 @@ using forge::text;
 using forge::tuple;
 
 std::string vector_of(const char* key, std::int64_t size, std::int64_t offset = 0) {
-    return forge::tensor(forge::storage("FloatStorage", key, 40), offset, {integer(size)}, {integer(1)});
+    return forge::view(forge::storage("FloatStorage", key, 40), offset, {size}, {1});
 }
 /// Returns an OrderedDict; `attributes` are set by BUILD.
 std::string ordered(const std::string& items, const std::string& attributes = {}) {
@@ -113,8 +113,7 @@ TEST_CASE("flat state dicts are read without a tree") {
     CHECK(same(with_metadata(two, vector_of("0", 40))));
     CHECK(same(with_metadata(two, vector_of("5", 40))));
     // A record longer than the pickle states; empty tensors; and two tensors of one storage.
-    CHECK(same(
-        ordered(text("a") + forge::tensor(forge::storage("FloatStorage", "0", 3), 0, {integer(3)}, {integer(1)}))));
+    CHECK(same(ordered(text("a") + forge::view(forge::storage("FloatStorage", "0", 3), 0, {3}, {1}))));
     CHECK(same(ordered(text("a") + vector_of("0", 0) + text("b") + vector_of("0", 0))));
     CHECK(same(ordered(text("a") + vector_of("0", 4) + text("b") + vector_of("0", 4, 4))));
 }
@@ -133,7 +132,7 @@ TEST_CASE("a dictionary that needs a tree is read as one") {
     CHECK_FALSE(same(with(integer(7))));
     CHECK_FALSE(same(with("N")));
     CHECK_FALSE(same(with(call("torch._utils", "_rebuild_parameter", {vector_of("2", 4), "\x88", "}"}))));
-    CHECK_FALSE(same(with(forge::tensor(forge::storage("FloatStorage", "0", 40, "meta"), 0, {}, {}))));
+    CHECK_FALSE(same(with(forge::view(forge::storage("FloatStorage", "0", 40, "meta"), 0, {}, {}))));
     const auto requires_grad = call("torch._utils", "_rebuild_tensor_v2",
                                     {forge::storage("FloatStorage", "2", 40), integer(0), tuple({}), tuple({}), "\x88",
                                      call("collections", "OrderedDict", {})});
@@ -153,8 +152,8 @@ TEST_CASE("a dictionary that needs a tree is read as one") {
 TEST_CASE("faults of a flat state dict are the same without a tree") {
     for (const std::string& wrong :
          {vector_of("0", 41), vector_of("x", 4), vector_of("0", 4, -1), vector_of("0", -4),
-          forge::tensor(forge::storage("OddStorage", "0", 40), 0, {}, {}),
-          forge::tensor(forge::storage("FloatStorage", "0", 50), 0, {}, {}), forge::tensor(integer(1), 0, {}, {})}) {
+          forge::view(forge::storage("OddStorage", "0", 40), 0, {}, {}),
+          forge::view(forge::storage("FloatStorage", "0", 50), 0, {}, {}), forge::view(integer(1), 0, {}, {})}) {
         CHECK_FALSE(same(ordered(two + text("wrong") + wrong + text("z") + vector_of("3", 4))));
         CHECK_FALSE(same(with_metadata(two, wrong)));
     }

@@ -5,7 +5,8 @@
 
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 
 #include <algorithm>
 #include <array>
@@ -92,14 +93,11 @@ TEST_CASE("a function that loads pickles is refused if it is passed as a value, 
          {forge::call("torch._tensor", "_rebuild_from_type_v2",
                       {loader, forge::global("torch", "Tensor"), forge::tuple({evil}), "}"}) +
               "0}",
-          forge::call("collections", "OrderedDict", {}) + forge::dict({forge::text("__setstate__"), loader}) + "b" +
-              evil + "b",
-          forge::call("collections", "OrderedDict", {}) + loader + "b", "](" + loader + "e", forge::tuple({loader})}) {
+          forge::ordered() + forge::dict({forge::text("__setstate__"), loader}) + "b" + evil + "b",
+          forge::ordered() + loader + "b", "](" + loader + "e", forge::tuple({loader})}) {
         CAPTURE(value);
         CHECK(refusal_of(value).find("torch.storage._load_from_bytes") != std::string::npos);
-        const auto notes = fixtures::open(forge::archive(value)).notes;
-        CHECK(std::any_of(notes.begin(), notes.end(),
-                          [](const std::string& note) { return note.find("_load_from_bytes") != note.npos; }));
+        CHECK(has_note(fixtures::open(forge::archive(value)), "_load_from_bytes"));
     }
 }
 
@@ -121,8 +119,7 @@ TEST_CASE("unknown globals are refused at any place") {
     CHECK_FAULT((throw *strict_fault(
                     forge::archive(forge::dict({forge::text("x"), attack, forge::text("x"), forge::integer(1)})))),
                 Errc::unknown_global);
-    CHECK_FAULT((throw *strict_fault(forge::archive(forge::call("collections", "OrderedDict", {}) +
-                                                    forge::dict({forge::text("x"), attack}) + "b"))),
+    CHECK_FAULT((throw *strict_fault(forge::archive(forge::ordered() + forge::dict({forge::text("x"), attack}) + "b"))),
                 Errc::unknown_global);
     CHECK_FAULT((throw *strict_fault(forge::archive(forge::global("os", "system")))), Errc::unknown_global);
     // In files of other formats.
@@ -133,11 +130,7 @@ TEST_CASE("unknown globals are refused at any place") {
 
 TEST_CASE("unknown globals of a file inside a pickle are refused, even if the file is dropped") {
     const auto embedded = [](const std::string& object) {
-        const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
-                                 forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(object) +
-                                 forge::pickle("]");
-        return "\x80\x03"s + forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(file.size(), 4) +
-               file + "\x85R0}.";
+        return "\x80\x03"s + forge::load_from_bytes(forge::Legacy{.object = object, .machine = "}"}.join()) + "0}.";
     };
     CHECK(refusal(embedded(os_call())) == "globals that run code: os.system");
     CHECK_FAULT((throw *strict_fault(embedded("}"))), Errc::bad_tensor);  // contains nothing that would be loaded
@@ -213,9 +206,8 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("every class and function in every pickle is listed, with whether it would be called") {
-    const std::string value =
-        forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"), forge::global("my", "Other"),
-                     forge::text("c"), forge::call("collections", "OrderedDict", {})});
+    const std::string value = forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"),
+                                           forge::global("my", "Other"), forge::text("c"), forge::ordered()});
     CHECK(named(forge::archive(os_call() + "0" + value)) ==
           Lines{"os.system unknown called a/data.pkl", "my.Thing unknown called a/data.pkl",
                 "my.Other unknown named a/data.pkl", "collections.OrderedDict known called a/data.pkl"});
@@ -234,9 +226,7 @@ namespace {
 
 /// Returns the names that would be called in a pickle of the kind that old files of torch.save hold.
 std::string called_in_legacy(const std::string& object) {
-    const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
-                             forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(object) +
-                             forge::pickle("]");
+    const std::string file = forge::Legacy{.object = object, .machine = "}"}.join();
     std::string called;
     for (const std::string& line : named(file))
         if (const auto end = line.find(" unknown called "); end != line.npos)
@@ -279,9 +269,7 @@ TEST_CASE("nested and cyclic persistent ids are searched once") {
     std::string deep = thing;
     for (int i = 0; i < 30'000; ++i) deep += "\x85Q";
     CHECK(called_in_legacy(in_dict(deep + ")R")) == "my.Thing");
-    std::string many = deep +
-                       "q\x01"
-                       "0(";
+    std::string many = deep + "q\0010(";
     for (int i = 0; i < 5'000; ++i) many += "h\x01)R";
     CHECK(called_in_legacy(many + "t") == "my.Thing");
     CHECK(called_in_legacy("]q\x01(h\x01" + thing + "e\x85Q)R0}") == "my.Thing");
@@ -312,9 +300,7 @@ TEST_CASE("functions that call their arguments are followed") {
                          forge::call("builtins", "tuple", {"](" + thing + tensor + ")}e"}), "}"})) == "my.Thing");
     }
     CHECK(called_in_legacy(in_dict(forge::call("numpy.core.multiarray", "_reconstruct",
-                                               {thing, forge::tuple({forge::integer(0)}),
-                                                "C\x01"
-                                                "b"}))) == "my.Thing");
+                                               {thing, forge::tuple({forge::integer(0)}), "C\001b"}))) == "my.Thing");
     CHECK(called_in_legacy(in_dict(forge::call("torch._utils", "_rebuild_wrapper_subclass", {thing}))) == "my.Thing");
     const std::string scalar =
         forge::call("numpy.core.multiarray", "scalar", {forge::call("numpy", "dtype", {forge::text("O8")}), thing});
@@ -322,7 +308,7 @@ TEST_CASE("functions that call their arguments are followed") {
 }
 
 TEST_CASE("a function that is set on an object as a method counts as called") {
-    const std::string object = forge::call("collections", "OrderedDict", {});
+    const std::string object = forge::ordered();
     const auto with = [&](const char* name, const std::string& value) {
         return object + forge::dict({forge::text(name), value}) + "b";
     };
@@ -347,43 +333,31 @@ TEST_CASE("a function that is set on an object as a method counts as called") {
     CHECK(called_in_legacy(in_dict(with("weight_loader", thing))).empty());
     std::string shared = "}q\x01(";
     for (int i = 0; i < 10'000; ++i) shared += forge::text("a" + std::to_string(i)) + "N";
-    shared += forge::text("add") + thing + "u0" + forge::global("collections", "OrderedDict") +
-              "q\x02"
-              "0(";
-    for (int i = 0; i < 10'000; ++i)
-        shared +=
-            "h\x02)Rh\x01"
-            "b";
+    shared += forge::text("add") + thing + "u0" + forge::global("collections", "OrderedDict") + "q\0020(";
+    for (int i = 0; i < 10'000; ++i) shared += "h\x02)Rh\001b";
     CHECK(called_in_legacy(shared + "1}") == "my.Thing");
     CHECK(called_in_legacy(in_dict(forge::dict({forge::text("append"), thing}))).empty());
 }
 
 TEST_CASE("a function that comes from a file inside the pickle counts as called") {
-    const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
-                             forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(thing) +
-                             forge::pickle("]");
-    const std::string loaded =
-        forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(file.size(), 4) + file + "\x85R";
+    const std::string loaded = forge::load_from_bytes(forge::Legacy{.object = thing, .machine = "}"}.join());
     for (const std::string& value :
          {loaded + ")R0}",
           forge::call("torch._tensor", "_rebuild_from_type_v2", {loaded, forge::global("torch", "Tensor"), ")", "}"}) +
               "0}",
-          forge::call("collections", "OrderedDict", {}) + forge::dict({forge::text("__setstate__"), loaded}) + "b0}"}) {
+          forge::ordered() + forge::dict({forge::text("__setstate__"), loaded}) + "b0}"}) {
         CHECK(note_of(forge::pickle(value)).find("_load_from_bytes") != std::string::npos);
     }
 }
 
 TEST_CASE("the names in all pickles of a file are listed") {
-    const std::string magic = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s);
-    const auto legacy = [&](const std::string& machine, const std::string& object) {
-        return magic + forge::pickle(forge::integer(1001)) + forge::pickle(machine) + forge::pickle(object) +
-               forge::pickle("]");
+    const auto legacy = [](const std::string& machine, const std::string& object) {
+        return forge::Legacy{.object = object, .machine = machine}.join();
     };
     CHECK(named(legacy(os_call(), forge::call("my", "Thing", {}))) ==
           Lines{"os.system unknown called the description of the machine", "my.Thing unknown called the object"});
     const std::string inner = legacy("}", os_call());
-    CHECK(named("\x80\x03"s + forge::global("torch.storage", "_load_from_bytes") + "B" +
-                forge::little(inner.size(), 4) + inner + "\x85R0}.") ==
+    CHECK(named("\x80\x03"s + forge::load_from_bytes(inner) + "0}.") ==
           Lines{"torch.storage._load_from_bytes known called the pickle",
                 "os.system unknown called the pickle, a storage in it: the object"});
     forge::Zip script;
@@ -422,9 +396,7 @@ TEST_CASE("a call is noted even after the list of names is full, and so is an un
     CHECK(note_of(forge::archive(names + "0" + forge::call("my", "run", {})))
               .starts_with("unpickling would call at least 1 unknown class or function, the first is "
                            "my.run;"));
-    const std::string zip = forge::archive("N");
-    const std::string inside =
-        forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(zip.size(), 4) + zip + "\x85R";
+    const std::string inside = forge::load_from_bytes(forge::archive("N"));
     CHECK(note_of(forge::archive(inside + "0N")).starts_with("a file inside the pickle cannot be read"));
 }
 

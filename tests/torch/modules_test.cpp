@@ -1,9 +1,11 @@
 // Tests pickled modules: every way to construct the object, every kind of tensor in it, and its errors.
 #include <safemap/advanced/flatten.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 
 #include <initializer_list>
 #include <string>
@@ -18,17 +20,13 @@ namespace {
 StateTree tree_of(const std::string& value) {
     return fixtures::open(forge::archive(value, {{"0", std::string(64, '\1')}})).tree;
 }
-std::vector<std::string> names_of(const std::string& value) {
-    std::vector<std::string> names;
-    for (const LazyTensor& tensor : flatten(tree_of(value)).tensors) names.push_back(tensor.name());
-    return names;
-}
+std::vector<std::string> names_of(const std::string& value) { return ::names_of(flatten(tree_of(value)).tensors); }
 
 std::string tensor(std::int64_t offset = 0, std::int64_t size = 2) {
-    return forge::tensor(forge::storage("FloatStorage", "0", 16), offset, {forge::integer(size)}, {forge::integer(1)});
+    return forge::view(forge::storage("FloatStorage", "0", 16), offset, {size}, {1});
 }
 std::string ordered(std::initializer_list<std::string> items) {
-    return forge::call("collections", "OrderedDict", {}) + forge::dict(items).substr(1);
+    return forge::ordered() + forge::dict(items).substr(1);
 }
 /// Returns the __dict__ of a module.
 std::string state_of(const std::string& parameters, const std::string& modules = forge::dict({})) {
@@ -90,8 +88,7 @@ TEST_CASE("an error in a module gives the tensor's name") {
     const std::string net = module(state_of(forge::dict({}), forge::dict({forge::text("0"), inner})));
     const auto tensor_of = [](const std::string& value) {
         const auto error = error_of([&] { tree_of(value); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::storage_too_short);
+        check_error(error, {Errc::storage_too_short}, {});
         return std::string(error->tensor());
     };
     CHECK(tensor_of(net) == "0.a/b");

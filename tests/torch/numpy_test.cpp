@@ -4,7 +4,8 @@
 
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 
 #include <bit>
 #include <cmath>
@@ -42,10 +43,6 @@ StateTree::Tensor array_of(const std::string& value) {
     CHECK(tensor->numpy);
     return *tensor;
 }
-std::string loaded(const StateTree::Tensor& tensor) {
-    const auto value = tensor.tensor.load();
-    return {reinterpret_cast<const char*>(value.bytes().data()), value.bytes().size()};
-}
 
 template <class T>
 T value_of(const std::string& code, const std::string& order, const std::string& data, const std::string& named) {
@@ -74,18 +71,18 @@ TEST_CASE("arrays of every dtype are tensors") {
         const auto made = array_of(array(dtype(code), {number(2)}, bytes(data)));
         CHECK(made.tensor.dtype() == std::get<1>(row));
         CHECK(made.tensor.shape() == Shape{2});
-        CHECK(loaded(made) == data);
+        CHECK(bytes_of(made.tensor) == data);
     }
 }
 
 TEST_CASE("arrays are read in either byte order, order of dimensions and form of bytes objects") {
-    CHECK(loaded(array_of(array(dtype("u2", ">"), {number(2)}, bytes("\1\2\3\4")))) == "\2\1\4\3");
+    CHECK(bytes_of(array_of(array(dtype("u2", ">"), {number(2)}, bytes("\1\2\3\4"))).tensor) == "\2\1\4\3");
     const auto latin1 = forge::call("_codecs", "encode", {forge::text("\xc3\xbf\1"), forge::text("latin1")});
-    CHECK(loaded(array_of(array(dtype("u2"), {number(1)}, latin1))) == "\xff\1");
+    CHECK(bytes_of(array_of(array(dtype("u2"), {number(1)}, latin1)).tensor) == "\xff\1");
     const auto columns = array_of(array(dtype("u1", "|"), {number(2), number(3)}, bytes("adbecf"), true));
     CHECK(columns.tensor.shape() == Shape{2, 3});
-    CHECK(loaded(columns) == "abcdef");
-    CHECK(loaded(array_of(array(dtype("u1", "|"), {}, bytes("a")))) == "a");
+    CHECK(bytes_of(columns.tensor) == "abcdef");
+    CHECK(bytes_of(array_of(array(dtype("u1", "|"), {}, bytes("a"))).tensor) == "a");
     CHECK(array_of(array(dtype("f8"), {number(0), number(std::int64_t{1} << 62), number(std::int64_t{1} << 62)},
                          bytes(""), true))
               .tensor.element_count() == 0);
@@ -95,8 +92,8 @@ TEST_CASE("arrays are read in either byte order, order of dimensions and form of
                                     {"\x96" + forge::little(4, 8) + "abcd", dtype("u1", "|"),
                                      forge::tuple({number(2), number(2)}), forge::text(order)}));
     };
-    CHECK(loaded(from("C")) == "abcd");
-    CHECK(loaded(from("F")) == "acbd");
+    CHECK(bytes_of(from("C").tensor) == "abcd");
+    CHECK(bytes_of(from("F").tensor) == "acbd");
 }
 
 TEST_CASE("an array with inconsistent sizes is refused") {

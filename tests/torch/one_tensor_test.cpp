@@ -3,8 +3,9 @@
 #include "torch/one_tensor.hpp"
 
 #include "doctest_safemap.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "torch/fixtures.hpp"
-#include "torch/forge.hpp"
 
 #include <safemap/tensor_view.hpp>
 
@@ -22,7 +23,7 @@ using torch::TensorForms;
 namespace {
 
 std::string vector_of(std::string_view type, std::int64_t size, std::string_view key = "0", std::int64_t offset = 0) {
-    return forge::tensor(forge::storage(type, key, size + offset), offset, {forge::integer(size)}, {forge::integer(1)});
+    return forge::view(forge::storage(type, key, size + offset), offset, {size}, {1});
 }
 
 std::string archive(const std::string& opcodes, const std::string& storage, const std::string& byteorder = "little",
@@ -98,7 +99,7 @@ TEST_CASE("tensors without elements, and scalars") {
     TensorForms forms(false);
     CHECK(value(forms, read(forms, archive(vector_of("ByteStorage", 0), ""))).empty());
     CHECK(value(forms, read(forms, archive(vector_of("ByteStorage", 0), ""))).empty());
-    const std::string scalar = forge::tensor(forge::storage("ByteStorage", "0", 1), 0, {}, {});
+    const std::string scalar = forge::view(forge::storage("ByteStorage", "0", 1), 0, {}, {});
     CHECK(value(forms, read(forms, archive(scalar, "s"))) == "s");
 }
 
@@ -115,7 +116,7 @@ TEST_CASE("globals are listed once for each set of them, with the first archive 
         "torch._tensor", "_rebuild_from_type_v2",
         {forge::global("torch._utils", "_rebuild_tensor_v2"), forge::global("my.module", "MyTensor"),
          forge::tuple({forge::storage("ByteStorage", "0", 1), forge::integer(0), forge::tuple({forge::integer(1)}),
-                       forge::tuple({forge::integer(1)}), "\x89", forge::call("collections", "OrderedDict", {})}),
+                       forge::tuple({forge::integer(1)}), "\x89", forge::ordered()}),
          "}"});
     CHECK(value(forms, read(forms, archive(with, "x"))) == "x");
     TensorForms strict(true);

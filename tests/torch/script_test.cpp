@@ -3,9 +3,11 @@
 
 #include <safemap/advanced/flatten.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 #include "pickle/memory_share.hpp"
 
 #include <string>
@@ -18,9 +20,7 @@ using namespace safemap;
 
 namespace {
 
-std::string tensor() {
-    return forge::tensor(forge::storage("ByteStorage", "0", 4), 0, {forge::integer(4)}, {forge::integer(1)});
-}
+std::string tensor() { return forge::view(forge::storage("ByteStorage", "0", 4), 0, {4}, {1}); }
 std::string module(const std::string& type, std::initializer_list<std::string> attributes) {
     return forge::global("__torch__." + type, "Net") + ")\x81" + forge::dict(attributes) + "b";
 }
@@ -31,11 +31,7 @@ torch::Archive open(const std::string& root) {
     zip.add("a/constants.pkl", forge::pickle(")"));
     return fixtures::open(zip.join());
 }
-std::vector<std::string> names(const std::string& root) {
-    std::vector<std::string> out;
-    for (const LazyTensor& tensor : flatten(open(root).tree).tensors) out.push_back(tensor.name());
-    return out;
-}
+std::vector<std::string> names(const std::string& root) { return names_of(flatten(open(root).tree).tensors); }
 
 using Names = std::vector<std::string>;
 
@@ -47,8 +43,7 @@ TEST_CASE("a module's own tensors come first, then those of its children, with d
         module("net", {forge::text("training"), "\x88", forge::text("first"), inner, forge::text("weight"), tensor(),
                        forge::text("none"), "N", forge::text("second"), module("b", {forge::text("third"), inner})});
     const auto archive = open(root);
-    REQUIRE(archive.notes.size() == 1);
-    CHECK(archive.notes[0].find("TorchScript") != std::string::npos);
+    CHECK(only_of(archive.notes).find("TorchScript") != std::string::npos);
     const auto flat = flatten(archive.tree);
     CHECK(flat.verbatim);
     REQUIRE(flat.tensors.size() == 1);  // all have the same storage
@@ -100,14 +95,11 @@ TEST_CASE("names are limited in length and unique, however deep the modules are"
 }
 
 TEST_CASE("a fault of a tensor gives its dotted name") {
-    const std::string wrong =
-        forge::tensor(forge::storage("ByteStorage", "0", 4), 0, {forge::integer(5)}, {forge::integer(1)});
-    const auto error = error_of([&] {
-        open(module("net", {forge::text("a"), module("s", {forge::text("w"), wrong})}));
-    });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::storage_too_short);
-    CHECK(error->tensor() == "a.w");
+    const std::string wrong = forge::view(forge::storage("ByteStorage", "0", 4), 0, {5}, {1});
+    check_error(error_of([&] {
+                    open(module("net", {forge::text("a"), module("s", {forge::text("w"), wrong})}));
+                }),
+                {Errc::storage_too_short}, {}, {.tensor = "a.w"});
 }
 
 TEST_CASE("an archive with constants whose root is not a module is read like any other") {
@@ -129,8 +121,7 @@ TEST_CASE("the constants of a frozen module, which has no tensors of its own, ar
     REQUIRE(flat.aliases.size() == 1);
     CHECK(flat.aliases[0] == AliasGroup{"CONSTANTS.c0", "CONSTANTS.c2"});
     CHECK(fixtures::described(flat.tensors[0]).sha256 == sha256(std::as_bytes(std::span("abcd", 4))));
-    REQUIRE(frozen.notes.size() == 1);
-    CHECK(frozen.notes[0].find("its constants are read") != std::string::npos);
+    CHECK(only_of(frozen.notes).find("its constants are read") != std::string::npos);
     CHECK(names(module("net", {forge::text("w"), tensor()})) == Names{"w"});
     // If the module has tensors too, names in the constants are still checked under strict globals.
     forge::Zip zip;

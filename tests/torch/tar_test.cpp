@@ -5,7 +5,8 @@
 
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
-#include "forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 
 #include <string>
 
@@ -70,10 +71,6 @@ struct Tar {
     }
 };
 
-std::string loaded(const LazyTensor& tensor) {
-    const auto value = tensor.load();
-    return {reinterpret_cast<const char*>(value.bytes().data()), value.bytes().size()};
-}
 torch::Archive open(const std::string& bytes) {
     ThrowFirst faults;
     return torch::read_tar(fixtures::source(bytes), faults);
@@ -83,7 +80,7 @@ FlatState flat(const Tar& file) { return flatten(open(file.join()).tree); }
 }  // namespace
 
 TEST_CASE("tensors, views of storages and storages of a tar are read") {
-    CHECK(loaded(flat({}).tensors.at(0)) == "01234567");
+    CHECK(bytes_of(flat({}).tensors.at(0)) == "01234567");
 
     Tar file;
     file.views = "](" + view(2, 1, 2, 5) + view(3, 2, 1, 3) + "e";
@@ -92,8 +89,8 @@ TEST_CASE("tensors, views of storages and storages of a tar are read") {
                                stored_at(10), forge::text("s"), stored_at(1)});
     const auto found = flat(file);
     REQUIRE(found.tensors.size() == 2);
-    CHECK(loaded(found.tensors[0]) == "3546");
-    CHECK(loaded(found.tensors[1]) == "5");
+    CHECK(bytes_of(found.tensors[0]) == "3546");
+    CHECK(bytes_of(found.tensors[1]) == "5");
     REQUIRE(found.aliases.size() == 1);
     CHECK(found.aliases[0] == AliasGroup{"x", "again"});
     REQUIRE(found.skipped.size() == 1);

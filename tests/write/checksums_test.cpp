@@ -3,6 +3,7 @@
 // system calls and sources, cancelling.
 #include "base/checksum.hpp"
 #include "base/json.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "safetensors/digests.hpp"
@@ -15,7 +16,6 @@
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -325,16 +325,11 @@ TEST_CASE("every system call of a save with checksums may fail, reading back inc
         for (int nth = soak::step(10); !survived; nth += soak::step(10)) {
             CAPTURE(nth);
             REQUIRE(nth < 200);
-            std::optional<Error> error;
-            std::string which;
-            {
-                ScriptedCalls calls;
-                calls.fail_nth(nth, number);
-                auto options = with_checksums(9'600'000);
-                options.work.threads = 1;
-                error = error_of([&] { save(dir / "out", tensors, options); });
-                which = calls.which();
-            }
+            auto options = with_checksums(9'600'000);
+            options.work.threads = 1;
+            const auto failure = fail_at(nth, number, [&] { save(dir / "out", tensors, options); });
+            const auto& error = failure.error;
+            const auto& which = failure.which;
             CAPTURE(which);
             REQUIRE(error.has_value() == !which.empty());
             if (error) {
@@ -377,10 +372,7 @@ TEST_CASE("a failing source ends the save with its error, even if another thread
                                                      {"w", stored_run(Dtype::u8, {size}, source, 0)}};
             auto options = with_checksums();
             options.work.threads = threads;
-            const auto error = error_of([&] { save(dir / "out", tensors, options); });
-            REQUIRE(error);
-            CHECK(error->code() == Errc::io_error);
-            CHECK(error->tensor() == "w");
+            check_error(error_of([&] { save(dir / "out", tensors, options); }), {Errc::io_error}, {}, {.tensor = "w"});
             CHECK(names_in(dir.path()).empty());
         }
 }

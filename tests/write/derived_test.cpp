@@ -15,7 +15,6 @@
 #include <safemap/digest.hpp>
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <random>
 #include <set>

@@ -2,7 +2,7 @@
 #include <safemap/advanced/edit.hpp>
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "io/scripted_calls.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
@@ -200,13 +200,9 @@ TEST_CASE("every system call of an edit may fail: the file is the old one, or th
         CAPTURE(nth);
         REQUIRE(nth < 200);
         const fs::path file = saved(dir);
-        std::optional<Error> error;
-        {
-            ScriptedCalls calls;
-            calls.fail_nth(nth, EIO);
-            error = error_of([&] { edit(file, {.set = {{"x", "y"}}}); });
-            failed = calls.failed();
-        }
+        const auto failure = fail_at(nth, EIO, [&] { edit(file, {.set = {{"x", "y"}}}); });
+        const auto& error = failure.error;
+        failed = !failure.which.empty();
         if (!error) CHECK(metadata_of(file).count("x") == 1);
         CHECK(read_file(file).at("a").bytes == random_bytes(400, 1));
         CHECK_OK(edit(file, {.set = {{"x", "z"}}}));

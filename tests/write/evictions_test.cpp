@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <numeric>
 #include <random>
 
 namespace evictions_test {

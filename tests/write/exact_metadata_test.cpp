@@ -3,7 +3,7 @@
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "soak.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"

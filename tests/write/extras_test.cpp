@@ -1,6 +1,8 @@
 // Tests small files that a save copies beside the tensors. From top to bottom: new folders, plans and single files,
 // replacing and keeping files, refused extras, ShardWriter, resumed and killed saves.
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/samples.hpp"
@@ -15,7 +17,6 @@
 
 #include <csignal>
 #include <cstring>
-#include <optional>
 
 namespace extras_test {
 
@@ -159,8 +160,7 @@ TEST_CASE("without overwrite, an existing file that differs from an extra stays,
     options.plan_only = true;
     SaveReport report = save(dir / "out", model, options);
     CHECK(report.extras.empty());
-    REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has a different file of that name");
+    CHECK(only_of(report.notes) == "'config.json' is not copied: the output folder has a different file of that name");
     dir.write("out/config.json", "onf");
     CHECK(save(dir / "out", model, options).notes.size() == 1);
     options.overwrite = true;
@@ -189,8 +189,7 @@ TEST_CASE("a folder with the name of an extra stays, with a note") {
     options.overwrite = true;
     const SaveReport report = save(dir / "out", model, options);
     CHECK(report.extras == Names{"tokenizer.json"});
-    REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0].find("config.json") != std::string::npos);
+    CHECK(only_of(report.notes).find("config.json") != std::string::npos);
     CHECK(fs::is_directory(dir / "out/config.json"));
 }
 
@@ -200,10 +199,8 @@ TEST_CASE("an extra that changed since open is an error, and nothing is saved") 
     const Checkpoint model = Checkpoint::open(dir / "in");
     const SaveOptions options = options_of(model);
     dir.write("in/config.json", "another");
-    const auto error = error_of([&] { save(dir / "out", model, options); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->path() == (dir / "in/config.json").native());
+    check_error(error_of([&] { save(dir / "out", model, options); }), {Errc::file_changed}, {},
+                {.path = (dir / "in/config.json").native()});
     fs::resize_file(dir / "in/tokenizer.json", 5);
     CHECK_FAULT(save(dir / "out", model, options), Errc::file_changed);
     CHECK(names_in(dir.path()) == Names{"in"});

@@ -3,6 +3,7 @@
 // descriptors.
 #include <safemap/advanced/stored_tensor.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -15,7 +16,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <thread>
 
 namespace faults_test {
 
@@ -76,16 +76,11 @@ TEST_CASE("every system call of a save may fail: exit code 3, no leftovers, no c
             for (int nth = soak::step(3); !survived; nth += soak::step(3)) {
                 CAPTURE(nth);
                 REQUIRE(nth < 200);
-                std::optional<Error> error;
-                std::string which;
-                {
-                    ScriptedCalls calls;
-                    calls.fail_nth(nth, number);
-                    error = error_of([&] {
-                        save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .work = {.threads = 1}});
-                    });
-                    which = calls.which();
-                }
+                const auto failure = fail_at(nth, number, [&] {
+                    save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .work = {.threads = 1}});
+                });
+                const auto& error = failure.error;
+                const auto& which = failure.which;
                 CAPTURE(which);
                 REQUIRE(error.has_value() == !which.empty());
                 if (error) {
@@ -121,17 +116,13 @@ TEST_CASE("errors name the file and the tensor") {
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     fs::resize_file(dir / "in/t1", 100);
-    const auto error = error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->tensor() == "t1");
-    CHECK(error->path() == (dir / "in/t1").native());
+    check_error(error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); }), {Errc::file_changed}, {},
+                {.tensor = "t1", .path = (dir / "in/t1").native()});
 
     ScriptedCalls calls;
     calls.fail_all("fallocate", ENOSPC);
     const auto full = error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); });
-    REQUIRE(full);
-    CHECK(full->code() == Errc::no_space);
+    check_error(full, {Errc::no_space}, {});
     CHECK(full->path() == (dir / "out/model-00001-of-00003.safetensors").native());
     CHECK(full->message().find("cannot allocate 3") != std::string::npos);
     CHECK(full->message().find("; free: ") != std::string::npos);
@@ -142,12 +133,8 @@ TEST_CASE("errors name the file and the tensor") {
 
     calls.fail_all("pwrite", ENOSPC);
     // A tensor in memory: a save of files would write its journal first.
-    const auto late = error_of([&] { save(dir / "out", std::vector{tensor("t", Dtype::f32, {750})}); });
-    REQUIRE(late);
-    CHECK(late->code() == Errc::no_space);
-    CHECK(late->path() == (dir / "out/model.safetensors").native());
-    CHECK(late->message().find(" at offset ") != std::string::npos);
-    CHECK(late->message().find("; free: ") != std::string::npos);
+    check_error(error_of([&] { save(dir / "out", std::vector{tensor("t", Dtype::f32, {750})}); }), {Errc::no_space},
+                {" at offset ", "; free: "}, {.path = (dir / "out/model.safetensors").native()});
     CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
 }
 
@@ -155,11 +142,8 @@ TEST_CASE("a source that was written to since open is an error, and nothing is s
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     fs::last_write_time(dir / "in/t1", fs::last_write_time(dir / "in/t1") + std::chrono::seconds(1));
-    const auto error = error_of([&] { save(dir / "out", tensors); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::file_changed);
-    CHECK(error->tensor() == "t1");
-    CHECK(error->path() == (dir / "in/t1").native());
+    check_error(error_of([&] { save(dir / "out", tensors); }), {Errc::file_changed}, {},
+                {.tensor = "t1", .path = (dir / "in/t1").native()});
     CHECK(names_in(dir.path()) == Names{"in"});
 }
 
@@ -208,8 +192,7 @@ TEST_CASE("a disk that is too small is detected before a byte is written, and le
     };
     for (const auto* out : {"out", "out.safetensors"}) {
         const auto full = error_of([&] { save(dir / "disk" / out, tensors, options); });
-        REQUIRE(full);
-        CHECK(full->code() == Errc::no_space);
+        check_error(full, {Errc::no_space}, {});
         CHECK(full->path().starts_with((dir / "disk" / out).native()));
         // One mebibyte, less the two earlier files and the folders.
         const std::string& said = full->message();

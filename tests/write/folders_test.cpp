@@ -334,15 +334,11 @@ TEST_CASE("every system call of a save with a folder may fail: both are old, or 
             world.make(out);
             const bool was_there = fs::exists(out);
             const bool had_files = fs::exists(out / "config.json");
-            std::optional<Error> error;
-            std::string which;
-            {
-                ScriptedCalls calls;
-                calls.fail_nth(nth, nth % 2 == 0 ? EIO : ENOSPC);
-                error = error_of([&] { save(out, in.new_model, options_with(in.new_state)); });
-                which = calls.which();
-                failed = calls.failed();
-            }
+            const auto failure =
+                fail_at(nth, nth % 2 == 0 ? EIO : ENOSPC, [&] { save(out, in.new_model, options_with(in.new_state)); });
+            const auto& error = failure.error;
+            const auto& which = failure.which;
+            failed = !which.empty();
             CAPTURE(which);
             const bool counts = !error || error->hint().find("the new checkpoint is committed") != std::string::npos;
             if (error && !was_there) {

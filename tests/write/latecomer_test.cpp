@@ -2,6 +2,7 @@
 // From top to bottom: files and folders that appear before a kill, changes during the exchange, name conflicts,
 // rollbacks, old copies that cannot be removed.
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/samples.hpp"
@@ -312,8 +313,7 @@ TEST_CASE("a file with the name of a new file is renamed, with a note") {
         } else {
             CHECK_OK(save_with_latecomer([] {}));
         }
-        REQUIRE(notes.size() == 1);
-        CHECK(notes[0].find(saved) != std::string::npos);
+        CHECK(only_of(notes).find(saved) != std::string::npos);
         CHECK(files_with(dir.path(), "precious") == Names{"out/" + saved});
         CHECK(model_at(out) == 5);
         CHECK(names_in(dir.path()) == Names{"out"});
@@ -339,8 +339,7 @@ TEST_CASE("an entry that replaces the target before a kill is moved aside") {
         }));
         Names notes;
         CHECK_OK(notes = save_new(out).notes);
-        REQUIRE(notes.size() == 1);
-        CHECK(notes[0].find(name + ".saved-1") != std::string::npos);
+        CHECK(only_of(notes).find(name + ".saved-1") != std::string::npos);
         CHECK(files_with(dir.path(), "precious") == Names{name + (folder ? ".saved-1/a" : ".saved-1")});
         CHECK(model_at(out) == 5);
         CHECK(model_at(dir / "moved") == 1);
@@ -406,8 +405,7 @@ TEST_CASE("an old copy that cannot be removed is reported, and removed by the ne
                                     });
             CHECK_OK(notes = save_new(out).notes);
         }
-        REQUIRE(notes.size() == 1);
-        CHECK(notes[0].find("could not be removed") != std::string::npos);
+        CHECK(only_of(notes).find("could not be removed") != std::string::npos);
         CHECK(model_at(out) == 5);
         CHECK(names_in(dir.path()).size() == 2);
         CHECK_OK(notes = save_new(out).notes);
@@ -435,8 +433,7 @@ TEST_CASE("an edit whose result cannot be reopened is done, and reports it") {
         CHECK_OK(report = edit(file, {.set = {{"license", "mit"}}}));
     }
     CHECK(report.changed);
-    REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0].find("could not be read again") != std::string::npos);
+    CHECK(only_of(report.notes).find("could not be read again") != std::string::npos);
     CHECK(metadata_of(file) == std::map<std::string, std::string>{{"format", "pt"}, {"license", "mit"}});
     CHECK(std::map<std::string, std::string>(report.metadata.begin(), report.metadata.end()) == metadata_of(file));
 }

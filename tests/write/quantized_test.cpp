@@ -2,7 +2,9 @@
 // tested in tests/lazy/scaled_test.cpp, and against torch in tests/interop/scales.py.
 #include "write/quantized.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "temp_dir.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
@@ -160,8 +162,7 @@ TEST_CASE("the globs of a refusal let the rest be cast, and nothing else") {
     for (const unsigned layers : {1U, 12U}) {
         const std::vector<LazyTensor> model = model_of_all(layers);
         const auto error = error_of([&] { save(dir / "out", model, {.dtype = Dtype::f16}); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::quantized_cast);
+        check_error(error, {Errc::quantized_cast}, {});
         const fs::path out = dir / ("out" + std::to_string(layers) + ".safetensors");
         save(out, model, {.dtype = Dtype::f16, .keep_dtype = kept_by_hint(*error)});
         for (const LazyTensor& each : model) {
@@ -243,12 +244,8 @@ TEST_CASE("float models with names that look like scales are cast") {
 TEST_CASE("a cast to F8 has a note that there are no scales") {
     const TempDir dir;
     const std::vector<LazyTensor> model = {tensor("l.weight", Dtype::f32, {4, 4})};
-    const auto has_note = [](const SaveReport& report) {
-        return std::ranges::any_of(report.notes,
-                                   [](const auto& note) { return note.find("no scales") != std::string::npos; });
-    };
-    CHECK(has_note(save(dir / "a", model, {.dtype = Dtype::f8_e4m3})));
-    CHECK(!has_note(save(dir / "b", model, {.dtype = Dtype::bf16})));
+    CHECK(has_note(save(dir / "a", model, {.dtype = Dtype::f8_e4m3}), "no scales"));
+    CHECK(!has_note(save(dir / "b", model, {.dtype = Dtype::bf16}), "no scales"));
 }
 
 TEST_CASE("a cast of F8 numbers without scales has a note that other files may have them") {
@@ -341,7 +338,7 @@ TEST_CASE("ComfyUI's marks of parts go with the scales of their parts, and are n
     const SaveReport some =
         save(dir / "some.safetensors", model, {.keep_dtype = Selection::glob("te.*"), .apply_scales = true});
     CHECK(skipped_of(some) == Names{"model.diffusion_model.l.scale_weight", "model.diffusion_model.scaled_fp8"});
-    for (const std::string& note : some.notes) CHECK(note.find("no scales") == std::string::npos);
+    CHECK_FALSE(has_note(some, "no scales"));
 
     const std::vector<LazyTensor> no_scales = {tensor("l.weight", Dtype::f8_e4m3, {4, 4}),
                                                tensor("scaled_fp8", Dtype::f8_e4m3, {2}),
@@ -405,8 +402,7 @@ TEST_CASE("numbers with a second factor or an offset have no product, and stay w
             model.push_back(tensor("norm", Dtype::f32, {4}));
             const SaveOptions products{.dtype = Dtype::bf16, .apply_scales = true};
             const auto refused = error_of([&] { save(dir / "a", model, products); });
-            REQUIRE(refused);
-            CHECK(refused->code() == Errc::quantized_cast);
+            check_error(refused, {Errc::quantized_cast}, {});
             CHECK(refused->tensor() == "0.weight");
             CHECK(refused->message().find(std::string("'0.") + factor + "' too") != std::string::npos);
             const auto cast = error_of([&] { save(dir / "a", model, {.dtype = Dtype::bf16}); });
@@ -434,8 +430,7 @@ TEST_CASE("scales whose numbers are in other files are not cast") {
          tensor("norm", Dtype::f32, {4})}};
     for (const auto& shard : shards) {
         const auto error = error_of([&] { save(dir / "a", shard, {.dtype = Dtype::bf16}); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::quantized_cast);
+        check_error(error, {Errc::quantized_cast}, {});
         CHECK(error->hint().starts_with("convert all files of the model together, or copy them"));
         save(dir / "kept.safetensors", shard,
              {.dtype = Dtype::bf16, .keep_dtype = kept_by_hint(*error), .overwrite = true});
@@ -477,8 +472,7 @@ TEST_CASE("the scales of kept numbers keep their dtype beside products, and no p
         CHECK(std::ranges::count(notes, none_note) == (kept[0] == '*' ? 1 : 0));
         options.dtype_of = {{Selection::glob("a.*"), Dtype::f16}};
         const auto error = error_of([&] { save(out, model, options); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::quantized_cast);
+        check_error(error, {Errc::quantized_cast}, {});
         CHECK(error->hint().starts_with("copy them as they are:"));
     }
     const auto fp8_notes = [&](const SaveOptions& options) {
@@ -656,8 +650,7 @@ TEST_CASE("files that describe the quantisation in other ways lose it, or have a
         const Checkpoint model = Checkpoint::open(dir / "in");
         const SaveReport report =
             save(dir / "out", model, {.apply_scales = true, .extras = model.extras(), .overwrite = true});
-        CHECK(
-            std::ranges::any_of(report.notes, [&](const auto& each) { return each.find(note) != std::string::npos; }));
+        CHECK(has_note(report, note));
         fs::remove(dir / "in" / name);
         return TempDir::read(dir / "out" / name);
     };

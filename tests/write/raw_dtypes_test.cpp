@@ -2,7 +2,8 @@
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
-#include "torch/forge.hpp"
+#include "forge/pickle.hpp"
+#include "forge/zip.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -13,7 +14,6 @@
 #include <safemap/verify.hpp>
 
 #include <algorithm>
-#include <array>
 
 namespace raw_dtypes_test {
 
@@ -30,7 +30,7 @@ std::string view(std::string_view type, std::string_view key, std::int64_t size,
     return forge::call(
         "torch._utils", "_rebuild_tensor_v2",
         {forge::storage(type, key, size + first), forge::integer(first), forge::tuple({forge::integer(size)}),
-         forge::tuple({forge::integer(1)}), "\x89", forge::call("collections", "OrderedDict", {}), lazy});
+         forge::tuple({forge::integer(1)}), "\x89", forge::ordered(), lazy});
 }
 
 /// Writes a nested dictionary: one F64 element, so that complex128 data begins at an odd multiple of eight bytes, and

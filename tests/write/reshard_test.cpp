@@ -6,8 +6,10 @@
 #include <safemap/verify.hpp>
 
 #include "base/json.hpp"
-#include "distributed/hf_forge.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
+#include "forge/hf_shards.hpp"
+#include "inspect.hpp"
 #include "safetensors/digests.hpp"
 #include "soak.hpp"
 #include "write/killed_save.hpp"
@@ -15,7 +17,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <numeric>
 #include <random>
 #include <set>
 
@@ -330,8 +331,7 @@ TEST_CASE("verify finds a flipped bit, parts that were exchanged, and a file fro
     const VerifyReport report = verify(dir / "plain");
     CHECK(report.ok());
     CHECK(report.checked_bytes == 0);
-    REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0].find("no digests") != std::string::npos);
+    CHECK(only_of(report.notes).find("no digests") != std::string::npos);
 }
 
 TEST_CASE("verify notes a replica that differs") {
@@ -400,10 +400,8 @@ TEST_CASE("a model that would be opened in place of files of ranks is not left b
         fs::remove_all(dir / "out");
         fs::create_directory(dir / "out");
         write(dir / "out" / name, "x");
-        const auto error = error_of([&] { save(dir / "out", tensors, {.ranks = 2, .overwrite = true}); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::already_exists);
-        CHECK(error->message().find(name) != std::string::npos);
+        check_error(error_of([&] { save(dir / "out", tensors, {.ranks = 2, .overwrite = true}); }),
+                    {Errc::already_exists}, {name});
         CHECK(names_in(dir / "out") == Names{name});
         CHECK(names_in(dir.path()) == Names{"out"});
     }
@@ -445,8 +443,7 @@ TEST_CASE("a checkpoint in a folder is cut for the same ranks, and replaced with
     options.folders.clear();
     const SaveReport again = save(dir / "out", tensors, options);
     CHECK(names_in(dir / "out/optimizer") == Names{"model.safetensors"});
-    CHECK(std::any_of(again.notes.begin(), again.notes.end(),
-                      [](const std::string& note) { return note.find("another save") != std::string::npos; }));
+    CHECK(has_note(again, "another save"));
 }
 
 // Killed saves.

@@ -4,7 +4,6 @@
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
-#include <safemap/save.hpp>
 
 #include <cstring>
 #include <optional>

@@ -11,10 +11,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <optional>
 #include <random>

@@ -5,14 +5,15 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
+#include "inspect.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <random>
@@ -375,16 +376,13 @@ TEST_CASE("the stem begins the names of the files in a folder") {
     CHECK(names_in(dir / "two") == Names{"adapter_model.safetensors"});
     CHECK_OK(save(dir / "both", tensors, {.stem = "adapter_model"}));
     const SaveReport beside = save(dir / "both", tensors, {.overwrite = true});
-    REQUIRE(beside.notes.size() == 1);
-    CHECK(beside.notes[0] == "'adapter_model.safetensors' in the output folder is of another model, and stays");
+    CHECK(only_of(beside.notes) == "'adapter_model.safetensors' in the output folder is of another model, and stays");
     CHECK(names_in(dir / "both") == Names{"adapter_model.safetensors", "model.safetensors"});
     CHECK(save(dir / "cut", tensors, {.stem = "adapter_model", .max_shard_size = 1200}).notes.size() == 1);
     CHECK_OK(save(dir / "base", tensors));
-    const auto error = error_of([&] { save(dir / "base", tensors, {.stem = "adapter_model", .overwrite = true}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::already_exists);
-    CHECK(error->message().find("'model.safetensors', which would be opened in place of adapter_model.safetensors") !=
-          std::string::npos);
+    check_error(error_of([&] { save(dir / "base", tensors, {.stem = "adapter_model", .overwrite = true}); }),
+                {Errc::already_exists},
+                {"'model.safetensors', which would be opened in place of adapter_model.safetensors"});
     CHECK(names_in(dir / "base") == Names{"model.safetensors"});
 }
 
@@ -394,8 +392,7 @@ TEST_CASE("one file does not replace a folder, not even an empty one") {
     fs::create_directory(dir / "empty");
     for (const bool overwrite : {false, true}) {
         const auto error = error_of([&] { save(dir / "empty", tensors, {.one_file = true, .overwrite = overwrite}); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::already_exists);
+        check_error(error, {Errc::already_exists}, {});
         CHECK(std::string(error->what()).starts_with("save " + (dir / "empty").native() + ": "));
     }
     CHECK_FAULT(save(dir / "new/", tensors, {.one_file = true}), Errc::invalid_argument);
@@ -416,8 +413,7 @@ TEST_CASE("an existing target is refused, and the error states the operation") {
     CHECK_FAULT(save(dir / "f.safetensors", tensors), Errc::already_exists);
     CHECK(TempDir::read(dir / "f.safetensors") == "old");
     const auto error = error_of([&] { save(dir / "no/out", tensors); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::path_not_found);
+    check_error(error, {Errc::path_not_found}, {});
     CHECK(error->path() == (dir / "no").native());
     CHECK(std::string(error->what()).starts_with("save " + (dir / "no/out").native() + "/: "));
     CHECK(names_in(dir.path()) == Names{"f.safetensors", "out"});
@@ -726,10 +722,8 @@ TEST_CASE("a tensor that is already cast and would be cast again is refused befo
         bool told = false;
         SaveOptions options{.dtype = Dtype::bf16, .plan_only = plan_only};
         options.work.monitor.on_progress = [&](const Progress&) { return told = true; };
-        const auto error = error_of([&] { save(dir / "out", tensors, options); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::unsupported_cast);
-        CHECK(error->tensor() == "twice");
+        check_error(error_of([&] { save(dir / "out", tensors, options); }), {Errc::unsupported_cast}, {},
+                    {.tensor = "twice"});
         CHECK_FALSE(told);
     }
     CHECK_OK(save(dir / "out", tensors, {.dtype = Dtype::f16}));
@@ -858,8 +852,7 @@ TEST_CASE("a header that cannot be made short enough is refused, with the option
     std::memcpy(&length, TempDir::read(dir / "one.safetensors").data(), 8);
     const auto refused = [&](const fs::path& out, const SaveOptions& options, const char* hint) {
         const auto error = error_of([&] { save(out, tensors, options); });
-        REQUIRE(error.has_value());
-        CHECK(error->code() == Errc::header_too_large);
+        check_error(error, {Errc::header_too_large}, {});
         CHECK(error->hint().find(hint) != std::string::npos);
         CHECK(error->hint().find("--max-header-size") != std::string::npos);
         CHECK(names_in(dir.path()) == Names{"one.safetensors"});

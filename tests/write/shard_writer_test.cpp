@@ -3,6 +3,7 @@
 // writer's lifetime, failing calls, threads.
 #include <safemap/advanced/shard_writer.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -20,10 +21,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -380,10 +379,7 @@ TEST_CASE("empty tensors need no write, but accept one; a 0-d tensor has one ele
         writer.write_box("nothing", {0}, tensors[1].load());
         writer.write_range("nothing", {0, 0}, [](std::uint64_t, std::span<std::byte>) { FAIL("nothing to fill"); });
     }
-    const auto error = error_of([&] { writer.commit(); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::not_written);
-    CHECK(error->tensor() == "one");
+    check_error(error_of([&] { writer.commit(); }), {Errc::not_written}, {}, {.tensor = "one"});
     writer.write_box("one", {}, tensors[2]);
     CHECK_FAULT(writer.write("one", tensors[2]), Errc::written_twice);
     writer.commit();
@@ -419,8 +415,7 @@ TEST_CASE("bytes that are already written are refused with their offset, before 
     const std::vector<std::byte> wrong(96, std::byte{0xAA});
     const auto refused = [&](auto&& write, const char* range) {
         const auto error = error_of(write);
-        REQUIRE(error);
-        CHECK(error->code() == Errc::written_twice);
+        check_error(error, {Errc::written_twice}, {});
         CHECK(error->tensor() == "w");
         CHECK(error->message() == std::string(range) + " are already written");
         CHECK(std::string(error->what()).starts_with("save " + (m.dir / "out").native() + "/: "));
@@ -485,8 +480,7 @@ TEST_CASE("a commit with missing bytes names the first of them and counts the te
     ShardWriter writer(dir / "out", declared(tensors));
     const auto missing = [&] {
         const auto error = error_of([&] { writer.commit(); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::not_written);
+        check_error(error, {Errc::not_written}, {});
         CHECK_FALSE(fs::exists(dir / "out"));
         return error->tensor() + ": " + error->message();
     };
@@ -601,10 +595,8 @@ TEST_CASE("a failed write closes the writer, and nothing is left") {
     ends([&](ShardWriter& writer) {
         const LazyTensor source("source", stored_run(Dtype::u8, {3'000}, open_file(dir / "in"), 0));
         fs::resize_file(dir / "in", 100);
-        const auto error = error_of([&] { writer.write("w", source); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::file_changed);
-        CHECK(error->path() == (dir / "in").native());
+        check_error(error_of([&] { writer.write("w", source); }), {Errc::file_changed}, {},
+                    {.path = (dir / "in").native()});
         fs::resize_file(dir / "in", 3'000);
     });
     ends([&](ShardWriter& writer) {
@@ -616,11 +608,8 @@ TEST_CASE("a failed write closes the writer, and nothing is left") {
     ends([&](ShardWriter& writer) {
         ScriptedCalls calls;
         calls.fail_all("pwrite", ENOSPC);
-        const auto error = error_of([&] { writer.write("w", random_bytes(3'000, 1)); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::no_space);
-        CHECK(error->tensor() == "w");
-        CHECK(error->path() == (dir / "out/model.safetensors").native());
+        check_error(error_of([&] { writer.write("w", random_bytes(3'000, 1)); }), {Errc::no_space}, {},
+                    {.tensor = "w", .path = (dir / "out/model.safetensors").native()});
     });
 }
 
@@ -640,19 +629,14 @@ TEST_CASE("every system call of a writer may fail: exit code 3, no leftovers, no
             for (int nth = soak::step(3); !survived; nth += soak::step(3)) {
                 CAPTURE(nth);
                 REQUIRE(nth < 200);
-                std::optional<Error> error;
-                std::string which;
-                {
-                    const FewDescriptors few(16);  // two files are open at a time
-                    ScriptedCalls calls;
-                    calls.fail_nth(nth, number);
-                    error = error_of([&] {
-                        ShardWriter writer(dir / row.out, tensors, {.max_shard_size = row.max_shard_size});
-                        for (const auto* name : {"c", "a", "b"}) writer.write(name, bytes);
-                        writer.commit();
-                    });
-                    which = calls.which();
-                }
+                const FewDescriptors few(16);  // two files are open at a time
+                const auto failure = fail_at(nth, number, [&] {
+                    ShardWriter writer(dir / row.out, tensors, {.max_shard_size = row.max_shard_size});
+                    for (const auto* name : {"c", "a", "b"}) writer.write(name, bytes);
+                    writer.commit();
+                });
+                const auto& error = failure.error;
+                const auto& which = failure.which;
                 CAPTURE(which);
                 REQUIRE(error.has_value() == !which.empty());
                 if (error) {

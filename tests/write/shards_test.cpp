@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <random>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -6,6 +6,7 @@
 #include <safemap/advanced/stored_tensor.hpp>
 
 #include "base/pool.hpp"
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 #include "write/samples.hpp"
@@ -18,7 +19,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <numeric>
 #include <random>
 
 namespace short_runs_test {
@@ -322,11 +322,8 @@ TEST_CASE("a stop request ends a save between two tensors of a block") {
         }
         SaveOptions options;
         options.work = {.monitor = {.stop = stop.get_token()}, .threads = 1};
-        const auto error = error_of([&] { save(dir / "out", tensors, options); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::cancelled);
-        CHECK(error->tensor().empty());
-        CHECK(error->path().empty());
+        check_error(error_of([&] { save(dir / "out", tensors, options); }), {Errc::cancelled}, {},
+                    {.tensor = "", .path = ""});
         CHECK(reads == 1);
         CHECK(fs::is_empty(dir.path()));
     }

@@ -2,6 +2,7 @@
 // that sinks get the bytes of a save to a path.
 #include <safemap/sink.hpp>
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -137,8 +138,7 @@ TEST_CASE("a sink that fails is abandoned once, and its exception passes through
     const auto tensors = many_blocks();
     const auto check = [&](Strict& sink, Errc code) {
         const auto error = error_of([&] { save(sink, tensors); });
-        REQUIRE(error);
-        CHECK(error->code() == code);
+        check_error(error, {code}, {});
         CHECK(std::string(error->what()).starts_with("save strict"));
         CHECK(error->path() == "strict");
         CHECK(sink.abandoned == 1);
@@ -269,10 +269,7 @@ TEST_CASE("a sink that does not read back what it said it could fails the save")
     Strict sink;
     sink.breaks_word = true;
     const std::vector<LazyTensor> tensors = {transposed("tiles", Dtype::f32, 4, 600'000)};
-    const auto error = error_of([&] { save(sink, tensors, {.checksums = true}); });
-    REQUIRE(error);
-    CHECK(error->code() == Errc::io_error);
-    CHECK(error->path() == "strict");
+    check_error(error_of([&] { save(sink, tensors, {.checksums = true}); }), {Errc::io_error}, {}, {.path = "strict"});
     CHECK(sink.committed == 0);
     CHECK(sink.abandoned == 1);
 }

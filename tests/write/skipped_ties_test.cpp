@@ -2,7 +2,8 @@
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
-#include "torch/forge.hpp"
+#include "forge/pickle.hpp"
+#include "inspect.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
@@ -14,7 +15,7 @@ using namespace samples;
 namespace {
 
 std::string tensor_of(std::string_view type, std::string_view key) {
-    return forge::tensor(forge::storage(type, key, 2), 0, {forge::integer(2)}, {forge::integer(1)});
+    return forge::view(forge::storage(type, key, 2), 0, {2}, {1});
 }
 
 /// Writes a tied complex128, a tied F32 and, under two names, a tensor of the meta device.
@@ -27,12 +28,6 @@ fs::path tied(const TempDir& dir) {
          tensor_of("ComplexDoubleStorage", "0"), forge::text("w"), tensor_of("FloatStorage", "1"), forge::text("v"),
          tensor_of("FloatStorage", "1"), forge::text("m"), meta + "q\x07", forge::text("n"), "h\x07"});
     return dir.write("tied.pt", forge::archive(dict, {{"0", std::string(32, 'c')}, {"1", std::string(8, 'f')}}));
-}
-
-std::vector<std::string> names_of(const std::vector<SkippedObject>& skipped) {
-    std::vector<std::string> names;
-    for (const SkippedObject& object : skipped) names.push_back(object.name);
-    return names;
 }
 
 }  // namespace

@@ -15,8 +15,6 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace storage_use_test {

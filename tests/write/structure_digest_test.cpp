@@ -7,7 +7,7 @@
 
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
-#include "forge.hpp"
+#include "forge/files.hpp"
 #include "safetensors/digests.hpp"
 #include "soak.hpp"
 #include "state/structure.hpp"

@@ -283,8 +283,8 @@ class EveryCommand(Case):
     def test_a_stdout_that_cannot_be_written_exits_with_3(self):
         with open('/dev/full', 'wb') as full:
             for more in ((), ('--json',)):
-                done = subprocess.run([case.SAFEMAP, 'inspect', 'small.safetensors', *more], cwd=self.folder, stdout=full,
-                                      stderr=subprocess.PIPE)
+                done = subprocess.run([case.SAFEMAP, 'inspect', 'small.safetensors', *more], cwd=self.folder,
+                                      stdout=full, stderr=subprocess.PIPE)
                 self.assertEqual((done.returncode, done.stderr),
                                  (3, b'safemap: error: writing to stdout: No space left on device\n'))
             # The same for the report of an error.

@@ -76,10 +76,12 @@ class Inspect(Case):
                 self.assertRegex(text, rf'\n  {number}  {re.escape(file)} +1 tensor  1 B\n')
                 self.assertRegex(text, rf'\n  {shards[file]}  +U8 \[1\]  1 B  in {number}\n')
         for path in ('.', 'model.safetensors.index.json', 'weights'):
-            done = subprocess.run([case.SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE, check=True)
+            done = subprocess.run([case.SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE,
+                                  check=True)
             self.assertEqual({t['name']: t['file'] for t in json.loads(done.stdout)['tensors']}, weight_map, path)
         for path in ('m.safetensors', './m.safetensors', 'sub/m.safetensors'):
-            done = subprocess.run([case.SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE, check=True)
+            done = subprocess.run([case.SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE,
+                                  check=True)
             self.assertEqual(json.loads(done.stdout)['tensors'][0]['file'], 'm.safetensors')
 
     def test_shards_and_prefixes_have_totals(self):
