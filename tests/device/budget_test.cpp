@@ -52,6 +52,14 @@ struct Model {
     std::uint64_t resident() const { return cache.stats().resident_bytes; }
 };
 
+/// Two caches that share a budget on a fake device.
+template <std::uint64_t bytes> struct TwoCaches {
+    const std::shared_ptr<FakeDevice> device = std::make_shared<FakeDevice>();
+    const std::shared_ptr<Budget> budget = budget_of(bytes, device);
+    const CacheFixture first{budget, UploadOptions{.readers = 1}};
+    const CacheFixture second{budget, UploadOptions{.readers = 1}};
+};
+
 std::uint64_t allocated(Budget& budget) {
     const std::lock_guard lock(budget.mutex);
     return budget.allocated.used;
@@ -189,11 +197,7 @@ TEST_CASE("small tensors of another uploader, which share a block, make way") {
     CHECK(budget->allocated.peak <= 2_MiB);
 }
 
-TEST_CASE("after a refused acquire, small tensors go into the same block as before") {
-    const auto device = std::make_shared<FakeDevice>();
-    const auto budget = budget_of(2_MiB, device);
-    const CacheFixture first(budget, UploadOptions{.readers = 1});
-    const CacheFixture second(budget, UploadOptions{.readers = 1});
+TEST_CASE_FIXTURE(TwoCaches<2_MiB>, "after a refused acquire, small tensors go into the same block as before") {
     const Bytes small[] = {{"a", 1000}, {"b", 1000}, {"c", 1000}};
     const Held a = first.acquire(small[0].tensor);
     const Bytes large("large", 2_MiB);
@@ -226,11 +230,7 @@ TEST_CASE("blocks that go do not make new ones smaller than what was claimed") {
     CHECK(cache.stats().peak_device_bytes <= 2_MiB);
 }
 
-TEST_CASE("an acquire of another uploader keeps the block of small tensors open") {
-    const auto device = std::make_shared<FakeDevice>();
-    const auto budget = budget_of(2_MiB, device);
-    const CacheFixture first(budget, UploadOptions{.readers = 1});
-    const CacheFixture second(budget, UploadOptions{.readers = 1});
+TEST_CASE_FIXTURE(TwoCaches<2_MiB>, "an acquire of another uploader keeps the block of small tensors open") {
     const Bytes small[] = {{"a", 1000}, {"b", 1000}};
     const Held a = first.acquire(small[0].tensor);
     const Bytes large[] = {{"x", 1_MiB}, {"y", 1_MiB - 4096}, {"z", 1_MiB}};
@@ -240,11 +240,7 @@ TEST_CASE("an acquire of another uploader keeps the block of small tensors open"
     CHECK(device->allocations == before);
 }
 
-TEST_CASE("memory that another uploader keeps is freed") {
-    const auto device = std::make_shared<FakeDevice>();
-    const auto budget = budget_of(1000, device);
-    const CacheFixture first(budget, UploadOptions{.readers = 1});
-    const CacheFixture second(budget, UploadOptions{.readers = 1});
+TEST_CASE_FIXTURE(TwoCaches<1000>, "memory that another uploader keeps is freed") {
     const Bytes a("a", 600);
     { const Held held = first.acquire(first.bundle(a.tensor)); }  // nobody has the bundle any more
     CHECK(first.stats().resident_bytes == 0);
@@ -255,11 +251,7 @@ TEST_CASE("memory that another uploader keeps is freed") {
     CHECK(device->peak <= 1000);
 }
 
-TEST_CASE("a device that is full gets back what another uploader keeps") {
-    const auto device = std::make_shared<FakeDevice>();
-    const auto budget = budget_of(1000, device);
-    const CacheFixture first(budget, UploadOptions{.readers = 1});
-    const CacheFixture second(budget, UploadOptions{.readers = 1});
+TEST_CASE_FIXTURE(TwoCaches<1000>, "a device that is full gets back what another uploader keeps") {
     const Bytes a("a", 300);
     { const Held held = first.acquire(first.bundle(a.tensor)); }
     device->fail_allocation = 0;

@@ -2,6 +2,7 @@
 #include "distributed/ranks/tree_values.hpp"
 
 #include "doctest_safemap.hpp"
+#include "forge/files.hpp"
 #include "forge/value.hpp"
 #include "torch/parts.hpp"
 

@@ -8,6 +8,7 @@
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 #include "forge/files.hpp"
+#include "inspect.hpp"
 #include "safetensors/digests.hpp"
 #include "soak.hpp"
 #include "state/structure.hpp"
@@ -69,11 +70,6 @@ void replace_in(const fs::path& file, const std::string& from, const std::string
     put(file, bytes);
 }
 
-bool has_note(const std::vector<std::string>& notes, std::string_view text) {
-    return std::any_of(notes.begin(), notes.end(),
-                       [&](const std::string& note) { return note.find(text) != std::string::npos; });
-}
-
 void check_fault(const fs::path& path, Errc code) {
     const VerifyReport report = verify(path);
     REQUIRE(report.faults.size() == 1);
@@ -129,7 +125,7 @@ TEST_CASE("a changed number or key of the document is a fault, and the tree is m
             const Checkpoint lenient = Checkpoint::open(path, {.policy = Policy::lenient});
             CHECK(lenient.tree() == nullptr);
             CHECK(lenient.size() == 2);
-            CHECK(has_note(lenient.notes(), "is damaged"));
+            CHECK(has_note(lenient, "is damaged"));
             const VerifyReport report = verify(path, {.open = {.policy = Policy::lenient}});
             REQUIRE_FALSE(report.ok());
             CHECK(report.faults[0].code() == Errc::checksum_mismatch);
@@ -143,7 +139,7 @@ TEST_CASE("a document without a digest is read, with a note if there are other d
     replace_in(file, digest_key, "safemap.structure_xxh3_129");
     const VerifyReport report = verify(file);
     CHECK(report.ok());
-    CHECK(has_note(report.notes, "the structure document has no digest"));
+    CHECK(has_note(report, "the structure document has no digest"));
 }
 
 TEST_CASE("a digest whose subject is missing is a fault") {
@@ -177,11 +173,11 @@ TEST_CASE("digests of tensors without a digest of the checkpoint are noted") {
     replace_in(file, identity_key, "safemap.checkpoint_xxh3_129");
     const VerifyReport report = verify(file);
     CHECK(report.ok());
-    CHECK(has_note(report.notes, "no digest of the checkpoint"));
+    CHECK(has_note(report, "no digest of the checkpoint"));
     // An index that has lost all its metadata.
     const fs::path shards = with_digests(dir, "shards");
     replace_in(shards / "model.safetensors.index.json", "\"metadata\"", "\"metadatb\"");
-    CHECK(has_note(verify(shards).notes, "no digest of the checkpoint"));
+    CHECK(has_note(verify(shards), "no digest of the checkpoint"));
 }
 
 TEST_CASE("tensors that the document does not name are noted") {
