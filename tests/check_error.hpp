@@ -20,6 +20,6 @@ struct ErrorParts {
     std::optional<std::string> hint = {};
 };
 
-/// Checks that there is an error, that it has one of the codes, and that its text has all words.
+/// Checks that there is an error, that it has one of the codes, and that its message has all words.
 void check_error(const std::optional<safemap::Error>& error, const Codes& codes, const Words& words,
                  const ErrorParts& parts = {});

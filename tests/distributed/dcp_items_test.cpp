@@ -51,11 +51,12 @@ Item& item(Save& save, const std::string& name, std::size_t chunk) { return save
 /// Puts another item in place of that of the second chunk of `b`.
 void replace(Save& save, const std::string& bytes) { item(save, "b", 1) = save.put("__1_0.distcp", bytes); }
 
-/// Checks the fault of `small()` after a change: the code, the file, and a part of the message.
-void check_fault(const std::function<void(Save&)>& change, Errc code, const std::string& text,
+/// One fault: changes `small()`, and checks the code, a part of the message, the file and the tensor.
+void check_fault(const char* fault, Errc code, const std::string& text, const std::function<void(Save&)>& inflict,
                  const std::string& file = "folder/__1_0.distcp", const std::string& tensor = "b") {
+    CAPTURE(fault);
     Save save = small();
-    change(save);
+    inflict(save);
     check_error(error_of([&] { read(save); }), {code}, {text}, {.tensor = tensor, .path = file});
 }
 
@@ -114,60 +115,56 @@ TEST_CASE("missing files are named, all in one message") {
 }
 
 TEST_CASE("items that are not where the metadata says") {
-    check_fault([](Save& save) { save.files["__1_0.distcp"].pop_back(); }, Errc::piece_missing, "past the end");
-    check_fault([](Save& save) { item(save, "b", 1).length += 1; }, Errc::piece_missing, "past the end");
-    check_fault([](Save& save) { item(save, "b", 1).offset = INT64_MAX; }, Errc::piece_missing, "past the end");
-    check_fault([](Save& save) { item(save, "b", 1).offset -= 1; }, Errc::zip_overlap, "'a'");
-    check_fault([](Save& save) { item(save, "b", 1).length -= 1; }, Errc::zip_bad_directory, "");
-    check_fault([](Save& save) { item(save, "b", 1).length = 0; }, Errc::zip_bad_directory, "");
-    check_fault([](Save& save) { replace(save, std::string(500, 'x')); }, Errc::zip_bad_directory, "");
-    // The item of a chunk in the item of another.
-    check_fault([](Save& save) { item(save, "b", 1).offset = item(save, "a", 1).offset + 1; }, Errc::zip_overlap,
-                "'a'");
-    // Bytes before and after the zip.
+    check_fault("a file is a byte short", Errc::piece_missing, "past the end",
+                [](Save& save) { save.files["__1_0.distcp"].pop_back(); });
+    check_fault("an item is a byte long", Errc::piece_missing, "past the end",
+                [](Save& save) { item(save, "b", 1).length += 1; });
+    check_fault("an item is far away", Errc::piece_missing, "past the end",
+                [](Save& save) { item(save, "b", 1).offset = INT64_MAX; });
+    check_fault("an item begins a byte early", Errc::zip_overlap, "'a'",
+                [](Save& save) { item(save, "b", 1).offset -= 1; });
+    check_fault("an item is a byte short", Errc::zip_bad_directory, "",
+                [](Save& save) { item(save, "b", 1).length -= 1; });
+    check_fault("an item without bytes", Errc::zip_bad_directory, "",
+                [](Save& save) { item(save, "b", 1).length = 0; });
+    check_fault("an item that is no zip", Errc::zip_bad_directory, "",
+                [](Save& save) { replace(save, std::string(500, 'x')); });
+    check_fault("the item of a chunk in the item of another", Errc::zip_overlap, "'a'",
+                [](Save& save) { item(save, "b", 1).offset = item(save, "a", 1).offset + 1; });
     const std::string good = tensor_item(Dtype::f32, {2, 2}, std::string(16, 'g'));
-    check_fault([&](Save& save) { replace(save, "x" + good); }, Errc::zip_bad_directory, "");
-    check_fault([&](Save& save) { replace(save, good + "x"); }, Errc::zip_bad_directory, "");
+    check_fault("a byte before the zip", Errc::zip_bad_directory, "", [&](Save& save) { replace(save, "x" + good); });
+    check_fault("a byte after the zip", Errc::zip_bad_directory, "", [&](Save& save) { replace(save, good + "x"); });
 }
 
 TEST_CASE("items that hold something else than their chunk") {
-    const auto holds = [](const std::string& opcodes, Errc code, const std::string& text) {
-        check_fault([&](Save& save) { replace(save, object_item(opcodes, {std::string(64, 's')})); }, code, text);
+    const auto holds = [](const char* what, const std::string& opcodes, Errc code, const std::string& text,
+                          const std::string& storage = std::string(64, 's')) {
+        check_fault(what, code, text, [&](Save& save) { replace(save, object_item(opcodes, {storage})); });
     };
-    holds(pickle_of(Dtype::f32, {4}), Errc::piece_mismatch, "[2, 2]");
-    holds(pickle_of(Dtype::f32, {2, 3}), Errc::piece_mismatch, "[2, 3]");
-    holds(pickle_of(Dtype::f64, {2, 2}), Errc::piece_mismatch, "F64");
-    holds(forge::integer(5), Errc::piece_mismatch, "a number");
-    holds("](" + pickle_of(Dtype::f32, {2, 2}) + "e", Errc::piece_mismatch, "a list");
-    holds(forge::call("os", "system", {forge::text("true")}), Errc::unsafe_call, "system");
-    holds("](" + pickle_of(Dtype::f32, {2, 2}) + forge::global("builtins", "eval") + "e", Errc::unsafe_call, "eval");
-    holds(tensor_pickle(Dtype::f32, {2, 2}, {.strides = {1000, 1}, .elements = 16}), Errc::storage_too_short, "");
+    const std::string plain = pickle_of(Dtype::f32, {2, 2});
+    holds("a tensor of one dimension", pickle_of(Dtype::f32, {4}), Errc::piece_mismatch, "[2, 2]");
+    holds("a longer tensor", pickle_of(Dtype::f32, {2, 3}), Errc::piece_mismatch, "[2, 3]");
+    holds("a tensor of another dtype", pickle_of(Dtype::f64, {2, 2}), Errc::piece_mismatch, "F64");
+    holds("a number", forge::integer(5), Errc::piece_mismatch, "a number");
+    holds("a list", "](" + plain + "e", Errc::piece_mismatch, "a list");
+    holds("a call", forge::call("os", "system", {forge::text("true")}), Errc::unsafe_call, "system");
+    holds("a function", "](" + plain + forge::global("builtins", "eval") + "e", Errc::unsafe_call, "eval");
+    holds("strides beyond the storage", tensor_pickle(Dtype::f32, {2, 2}, {.strides = {1000, 1}, .elements = 16}),
+          Errc::storage_too_short, "");
+    holds("a short storage", plain, Errc::storage_too_short, "", "short");
+    check_fault("no storage", Errc::zip_missing_record, "data/0",
+                [&](Save& save) { replace(save, object_item(plain)); });
+    check_fault("a pickle whose checksum is wrong", Errc::checksum_mismatch, "", [&](Save& save) {
+        replace(save, forge::zip({{.name = "archive/data.pkl", .data = forge::pickle(plain), .crc32 = 1},
+                                  {.name = "archive/data/0", .data = std::string(16, 's')}}));
+    });
     check_fault(
-        [](Save& save) {
-            replace(save, object_item(pickle_of(Dtype::f32, {2, 2}), {"short"}));
-        },
-        Errc::storage_too_short, "");
-    check_fault(
-        [](Save& save) {
-            replace(save, object_item(pickle_of(Dtype::f32, {2, 2})));
-        },
-        Errc::zip_missing_record, "data/0");
-    // A pickle whose checksum is wrong.
-    check_fault(
-        [](Save& save) {
-            replace(save,
-                    forge::zip(
-                        {{.name = "archive/data.pkl", .data = forge::pickle(pickle_of(Dtype::f32, {2, 2})), .crc32 = 1},
-                         {.name = "archive/data/0", .data = std::string(16, 's')}}));
-        },
-        Errc::checksum_mismatch, "");
-    // An object that runs code.
-    check_fault(
+        "an object that runs code", Errc::unsafe_call, "os.system",
         [](Save& save) {
             save.metadata["step"].item =
                 save.put("__0_0.distcp", object_item(forge::call("posix", "system", {forge::text("true")})));
         },
-        Errc::unsafe_call, "os.system", "folder/__0_0.distcp", "step");
+        "folder/__0_0.distcp", "step");
 }
 
 TEST_CASE("a tensor with attributes, or of a subclass, is the tensor in it") {
@@ -180,17 +177,14 @@ TEST_CASE("a tensor with attributes, or of a subclass, is the tensor in it") {
 }
 
 TEST_CASE("transforms other than zstd are refused by name") {
-    check_fault([](Save& save) { item(save, "b", 1).transforms = {"stream.rot13/1"}; }, Errc::unknown_transform,
-                "stream.rot13/1");
-    check_fault(
-        [](Save& save) {
-            item(save, "b", 1).transforms = {"stream.zstd/1", "stream.aes/1"};
-        },
-        Errc::unknown_transform, "stream.aes/1");
-    check_fault([](Save& save) { item(save, "b", 1).transforms = {"stream.zstd/2"}; }, Errc::unknown_transform,
-                "stream.zstd/2");
-    if (!has_zstd())
-        check_fault([](Save& save) { item(save, "b", 1).transforms = {"stream.zstd/1"}; }, Errc::unknown_transform, "");
+    const auto refused = [](const std::vector<std::string>& transforms, const std::string& text) {
+        check_fault(text.c_str(), Errc::unknown_transform, text,
+                    [&](Save& save) { item(save, "b", 1).transforms = transforms; });
+    };
+    refused({"stream.rot13/1"}, "stream.rot13/1");
+    refused({"stream.zstd/1", "stream.aes/1"}, "stream.aes/1");
+    refused({"stream.zstd/2"}, "stream.zstd/2");
+    if (!has_zstd()) refused({"stream.zstd/1"}, "");
 }
 
 TEST_CASE("zstd items are read, and bounded by what their chunk has" * doctest::skip(!has_zstd())) {
@@ -205,14 +199,12 @@ TEST_CASE("zstd items are read, and bounded by what their chunk has" * doctest::
     const Contents contents = read(save);
     CHECK(bytes_of(contents.tensors[1]).substr(16) == std::string(16, 'z'));
     CHECK(std::get<std::int64_t>((*contents.tree)[*contents.tree->find("step")]) == 8);
-    check_fault([&](Save& s) { pack(s, std::string(2U << 20, '\0')); }, Errc::inflate_failed, "");
-    check_fault([&](Save& s) { pack(s, "text"); }, Errc::zip_bad_directory, "");
-    check_fault(
-        [&](Save& s) {
-            pack(s, tensor_item(Dtype::f32, {2, 2}, std::string(16, 'z')));
-            item(s, "b", 1).length -= 1;
-        },
-        Errc::inflate_failed, "");
+    check_fault("far more bytes", Errc::inflate_failed, "", [&](Save& s) { pack(s, std::string(2U << 20, '\0')); });
+    check_fault("a text", Errc::zip_bad_directory, "", [&](Save& s) { pack(s, "text"); });
+    check_fault("a frame that is a byte short", Errc::inflate_failed, "", [&](Save& s) {
+        pack(s, tensor_item(Dtype::f32, {2, 2}, std::string(16, 'z')));
+        item(s, "b", 1).length -= 1;
+    });
 }
 
 TEST_CASE("items that several chunks share are read once, and overlapping ones are not shared") {
@@ -225,8 +217,9 @@ TEST_CASE("items that several chunks share are read once, and overlapping ones a
     save.metadata["step"].item = item(save, "a", 0);
     contents = read(save);
     CHECK(contents.tensors.size() == 3);
-    check_fault([](Save& s) { item(s, "b", 1) = s.metadata["step"].item; }, Errc::piece_mismatch, "a number",
-                "folder/__0_0.distcp");
+    check_fault(
+        "the item of an object", Errc::piece_mismatch, "a number",
+        [](Save& s) { item(s, "b", 1) = s.metadata["step"].item; }, "folder/__0_0.distcp");
 }
 
 TEST_CASE("strict globals refuse unknown names in items, and all names are listed") {

@@ -2,6 +2,7 @@
 // ask for, and the files of ranks that are joined.
 #include "distributed/dcp/dcp_metadata.hpp"
 
+#include "check_error.hpp"
 #include "doctest_safemap.hpp"
 #include "forge/dcp.hpp"
 #include "inspect.hpp"
@@ -14,6 +15,7 @@
 namespace dcp_metadata_test {
 
 using namespace safemap;
+using namespace std::string_literals;
 using namespace dcp_forge;
 using distributed::DcpEntry;
 using distributed::DcpItem;
@@ -43,14 +45,12 @@ Metadata small() {
     return out;
 }
 
-/// Returns the error of `small()` after a change.
-Errc fault_of(const std::function<void(Metadata&)>& change) {
+/// One fault: changes `small()`, and checks the code.
+void check_fault(const char* fault, Errc code, const std::function<void(Metadata&)>& inflict) {
+    CAPTURE(fault);
     Metadata changed = small();
-    change(changed);
-    const auto error = error_of([&] { read(changed.pickle()); });
-    REQUIRE(error.has_value());
-    CHECK(error->path() == ".metadata");
-    return error->code();
+    inflict(changed);
+    check_error(error_of([&] { read(changed.pickle()); }), {code}, {}, {.path = ".metadata"});
 }
 
 }  // namespace
@@ -142,31 +142,34 @@ TEST_CASE("elements of float4 are counted one by one, where torch counts pairs")
 }
 
 TEST_CASE("every contradiction has its code") {
-    const auto first = [](Metadata& m) -> Chunk& { return m.entries[0].chunks[0]; };
-    CHECK(fault_of([&](Metadata& m) { first(m).offsets = {0}; }) == Errc::piece_mismatch);
-    CHECK(fault_of([&](Metadata& m) { first(m).sizes = {4, 3, 1}; }) == Errc::piece_mismatch);
-    CHECK(fault_of([&](Metadata& m) { first(m).offsets = {-1, 0}; }) == Errc::piece_outside);
-    CHECK(fault_of([&](Metadata& m) { first(m).sizes = {-4, 3}; }) == Errc::piece_outside);
-    CHECK(fault_of([&](Metadata& m) { first(m).sizes = {8, 3}; }) == Errc::piece_outside);
+    const auto chunk = [](const char* fault, Errc code, void (*inflict)(Chunk&)) {
+        check_fault(fault, code, [&](Metadata& m) { inflict(m.entries[0].chunks[0]); });
+    };
     constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
-    CHECK(fault_of([&](Metadata& m) { first(m).offsets = {largest, 0}; }) == Errc::piece_outside);
-    CHECK(fault_of([](Metadata& m) { m.entries[0].shape = {-7, 3}; }) == Errc::bad_tensor);
-    CHECK(fault_of([](Metadata& m) { m.entries[0].shape = Numbers(65, 1); }) == Errc::bad_tensor);
-    CHECK(fault_of([](Metadata& m) { m.entries[0].shape = {largest, 3}; }) == Errc::shape_overflow);
-    CHECK(fault_of([](Metadata& m) {
-              m.entries[0].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40};
-          }) == Errc::shape_overflow);
-    CHECK(fault_of([](Metadata& m) { m.entries[0].dtype = "float31"; }) == Errc::unknown_dtype);
-    CHECK(fault_of([&](Metadata& m) { first(m).item.listed = false; }) == Errc::piece_missing);
-    CHECK(fault_of([](Metadata& m) { m.entries[1].item.listed = false; }) == Errc::piece_missing);
-    CHECK(fault_of([&](Metadata& m) { first(m).item.offset = -1; }) == Errc::piece_missing);
-    CHECK(fault_of([&](Metadata& m) { first(m).item.length = -1; }) == Errc::piece_missing);
-    for (const char* path : {"/a", "../a", "a/../../b", "..", ""})
-        CHECK(fault_of([&](Metadata& m) { first(m).item.file = path; }) == Errc::shard_outside_folder);
-    CHECK(fault_of([&](Metadata& m) { first(m).item.file = std::string("a\0b", 3); }) == Errc::shard_outside_folder);
-    CHECK(fault_of([](Metadata& m) { m.entries.push_back(m.entries[0]); }) == Errc::duplicate_name);
-    CHECK(fault_of([](Metadata& m) { m.planner = forge::call("os", "system", {forge::text("x")}); }) ==
-          Errc::unsafe_call);
+    chunk("an offset too few", Errc::piece_mismatch, [](Chunk& one) { one.offsets = {0}; });
+    chunk("a size too many", Errc::piece_mismatch, [](Chunk& one) { one.sizes = {4, 3, 1}; });
+    chunk("an offset below zero", Errc::piece_outside, [](Chunk& one) { one.offsets = {-1, 0}; });
+    chunk("a size below zero", Errc::piece_outside, [](Chunk& one) { one.sizes = {-4, 3}; });
+    chunk("a size too large", Errc::piece_outside, [](Chunk& one) { one.sizes = {8, 3}; });
+    chunk("the largest offset", Errc::piece_outside, [](Chunk& one) { one.offsets = {largest, 0}; });
+    chunk("no item", Errc::piece_missing, [](Chunk& one) { one.item.listed = false; });
+    chunk("an item before its file", Errc::piece_missing, [](Chunk& one) { one.item.offset = -1; });
+    chunk("an item of negative length", Errc::piece_missing, [](Chunk& one) { one.item.length = -1; });
+    for (const std::string& path : {"/a"s, "../a"s, "a/../../b"s, ".."s, ""s, "a\0b"s})
+        check_fault(path.c_str(), Errc::shard_outside_folder,
+                    [&](Metadata& m) { m.entries[0].chunks[0].item.file = path; });
+    check_fault("a negative dimension", Errc::bad_tensor, [](Metadata& m) { m.entries[0].shape = {-7, 3}; });
+    check_fault("65 dimensions", Errc::bad_tensor, [](Metadata& m) { m.entries[0].shape = Numbers(65, 1); });
+    check_fault("the largest dimension", Errc::shape_overflow, [](Metadata& m) { m.entries[0].shape = {largest, 3}; });
+    check_fault("2^80 elements", Errc::shape_overflow, [](Metadata& m) {
+        m.entries[0].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40};
+    });
+    check_fault("an unknown dtype", Errc::unknown_dtype, [](Metadata& m) { m.entries[0].dtype = "float31"; });
+    check_fault("an object without an item", Errc::piece_missing,
+                [](Metadata& m) { m.entries[1].item.listed = false; });
+    check_fault("a name twice", Errc::duplicate_name, [](Metadata& m) { m.entries.push_back(m.entries[0]); });
+    check_fault("a call", Errc::unsafe_call,
+                [](Metadata& m) { m.planner = forge::call("os", "system", {forge::text("x")}); });
 }
 
 TEST_CASE("an integer beyond 64 bits is a fault of its place") {
@@ -321,15 +324,16 @@ DcpMetadata join(const std::vector<Metadata>& ranks) {
     return distributed::joined(std::move(all), files);
 }
 
-Errc fault_of_ranks(const std::function<void(Metadata&)>& change_second) {
+/// One fault: changes the second rank, and checks that both ranks and a tensor are named.
+void check_ranks_differ(const char* fault, void (*inflict)(Metadata&)) {
+    CAPTURE(fault);
     std::vector<Metadata> ranks = two_ranks();
-    change_second(ranks[1]);
+    inflict(ranks[1]);
     const auto error = error_of([&] { join(ranks); });
-    REQUIRE(error.has_value());
-    CHECK(error->message().find("__0.metadata") != std::string::npos);
-    CHECK(error->message().find("__1.metadata") != std::string::npos);
+    check_error(error, {Errc::ranks_differ}, {});
+    for (const char* const file : {"__0.metadata", "__1.metadata"})
+        CHECK(error->message().find(file) != std::string::npos);
     CHECK_FALSE(error->tensor().empty());
-    return error->code();
 }
 
 }  // namespace
@@ -354,15 +358,15 @@ TEST_CASE("metadata of ranks is joined by offset, and what all have is taken fro
 }
 
 TEST_CASE("ranks that contradict each other are refused") {
-    CHECK(fault_of_ranks([](Metadata& m) { m["rows"].shape = {9, 3}; }) == Errc::ranks_differ);
-    CHECK(fault_of_ranks([](Metadata& m) { m["rows"].dtype = "int32"; }) == Errc::ranks_differ);
-    CHECK(fault_of_ranks([](Metadata& m) { m["both"].path = std::vector<Step>{"b", "oth"}; }) == Errc::ranks_differ);
-    CHECK(fault_of_ranks([](Metadata& m) { m["both"].path.reset(); }) == Errc::ranks_differ);
-    CHECK(fault_of_ranks([](Metadata& m) { m["both"].chunks[0].sizes = {2}; }) == Errc::ranks_differ);
-    CHECK(fault_of_ranks([](Metadata& m) {
-              m["step"] = m["both"];
-              m.entries[3].name = "step";
-          }) == Errc::ranks_differ);
+    check_ranks_differ("the shape", [](Metadata& m) { m["rows"].shape = {9, 3}; });
+    check_ranks_differ("the dtype", [](Metadata& m) { m["rows"].dtype = "int32"; });
+    check_ranks_differ("the path", [](Metadata& m) { m["both"].path = std::vector<Step>{"b", "oth"}; });
+    check_ranks_differ("no path", [](Metadata& m) { m["both"].path.reset(); });
+    check_ranks_differ("the size of a chunk", [](Metadata& m) { m["both"].chunks[0].sizes = {2}; });
+    check_ranks_differ("an object and a tensor", [](Metadata& m) {
+        m["step"] = m["both"];
+        m.entries[3].name = "step";
+    });
 }
 
 TEST_CASE("every change of one byte of the metadata is read or refused, and never crashes") {

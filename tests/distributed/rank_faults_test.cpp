@@ -54,7 +54,13 @@ std::optional<Error> error_in(const ForgedSet& set) {
     return error_of([&] { static_cast<void>(set.open()); });
 }
 
-void check(const ForgedSet& set, Errc code, const Words& words) { check_error(error_in(set), {code}, words); }
+void check(const ForgedSet& set, Errc code, const Words& words) {
+    const auto error = error_in(set);
+    check_error(error, {code}, {});
+    const std::string text = error->what();
+    INFO(text);
+    for (const std::string& word : words) CHECK_MESSAGE(text.find(word) != std::string::npos, word.c_str());
+}
 
 /// One fault: changes a good set, and checks that it is refused.
 void check_fault(const char* fault, Errc code, const Words& words, void (*inflict)(ForgedSet&)) {

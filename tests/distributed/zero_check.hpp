@@ -32,6 +32,9 @@ struct Opened {
     safemap::Checkpoint checkpoint;
 };
 
+/// Checks the code of an error, and that its whole text, with the names of file and tensor, has all words.
+void check_text(const std::optional<safemap::Error>& error, const Codes& codes, const Words& words);
+
 /// Returns the error of opening a run, or of files by their paths.
 std::optional<safemap::Error> refusal(const Run& run, const safemap::OpenOptions& options = {});
 std::optional<safemap::Error> refusal_of_files(const std::map<std::string, std::string>& files);

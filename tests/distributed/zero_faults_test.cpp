@@ -335,7 +335,7 @@ TEST_CASE("latest names no tag of the folder") {
     run.spec.tag = "global_step8";
     for (auto& [name, bytes] : run.packed()) files[name] = bytes;
     files.erase("latest");
-    check_error(refusal_of_files(files), {Errc::bad_tag}, {"latest", "global_step7", "global_step8"});
+    zero_forge::check_text(refusal_of_files(files), {Errc::bad_tag}, {"latest", "global_step7", "global_step8"});
 }
 
 TEST_CASE("AutoEP is refused by name, and its keys without layers mean nothing") {
@@ -399,8 +399,8 @@ TEST_CASE("a file that ends early, is empty, or is no file of torch") {
             files[file].pop_back();
             CHECK(refusal_of_files(files).has_value());
             files[file] = "not a checkpoint";
-            check_error(refusal_of_files(files), {Errc::unsupported_layout, Errc::pickle_bad_opcode},
-                        {run.optimizer_name(1)});
+            zero_forge::check_text(refusal_of_files(files), {Errc::unsupported_layout, Errc::pickle_bad_opcode},
+                                   {run.optimizer_name(1)});
         }
 }
 
