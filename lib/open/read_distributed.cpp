@@ -5,8 +5,8 @@
 #include "distributed/dcp/read_dcp.hpp"
 #include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/zero/read_zero.hpp"
-#include "names/zero_files.hpp"
 #include "names/file_names.hpp"
+#include "names/zero_files.hpp"
 #include "open/read.hpp"
 
 #include <safemap/advanced/file.hpp>

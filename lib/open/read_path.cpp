@@ -1,9 +1,9 @@
 // Opens files, indexes and folders of the file system.
 #include "base/folder.hpp"
 #include "base/text.hpp"
+#include "io/file_folder.hpp"
 #include "names/model_names.hpp"
 #include "names/rank_names.hpp"
-#include "io/file_folder.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"

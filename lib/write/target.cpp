@@ -2,9 +2,9 @@
 #include "write/target.hpp"
 
 #include "base/text.hpp"
+#include "io/file_folder.hpp"
 #include "names/folder_shape.hpp"
 #include "names/model_names.hpp"
-#include "io/file_folder.hpp"
 #include "safetensors/index.hpp"
 #include "safetensors/shard_files.hpp"
 #include "write/shards.hpp"

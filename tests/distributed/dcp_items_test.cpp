@@ -2,15 +2,15 @@
 // and items; and how much is read.
 #include "distributed/dcp/items.hpp"
 
+#include <safemap/tensor_view.hpp>
 #include "base/zstd.hpp"
+#include "check_error.hpp"
 #include "distributed/dcp/read_dcp.hpp"
 #include "doctest_safemap.hpp"
-#include "open/read.hpp"
-#include <safemap/tensor_view.hpp>
-#include "check_error.hpp"
 #include "forge/dcp.hpp"
 #include "forge/zstd.hpp"
 #include "inspect.hpp"
+#include "open/read.hpp"
 
 #include <atomic>
 #include <functional>

@@ -5,10 +5,10 @@
 
 #include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "open/read.hpp"
 #include "forge/dcp.hpp"
 #include "forge/zstd.hpp"
 #include "inspect.hpp"
+#include "open/read.hpp"
 #include "pickle/memory_share.hpp"
 #include "soak.hpp"
 

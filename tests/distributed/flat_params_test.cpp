@@ -1,7 +1,7 @@
 // Tests flat parameters: random groups of parameters that are cut among ranks, as FSDP1 and as chunks by hand, and a
 // manifest that describes them or contradicts them.
-#include "distributed/flat/manifest.hpp"
 #include "check_error.hpp"
+#include "distributed/flat/manifest.hpp"
 #include "doctest_safemap.hpp"
 #include "forge/ranks.hpp"
 #include "inspect.hpp"

@@ -4,10 +4,10 @@
 
 #include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "open/read.hpp"
 #include "forge/hf_shards.hpp"
 #include "forge/pickle.hpp"
 #include "inspect.hpp"
+#include "open/read.hpp"
 #include "reference/random_boxes.hpp"
 #include "soak.hpp"
 

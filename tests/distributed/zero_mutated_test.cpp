@@ -2,9 +2,9 @@
 // and nothing worse. Where they open, every tensor loads, and the state of the optimizer opens or is refused.
 #include "distributed/zero_check.hpp"
 #include "doctest_safemap.hpp"
-#include "open/read.hpp"
 #include "forge/files.hpp"
 #include "forge/zero.hpp"
+#include "open/read.hpp"
 #include "soak.hpp"
 
 #include <iterator>

@@ -3,8 +3,8 @@
 
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
-#include "open/read.hpp"
 #include "forge/files.hpp"
+#include "open/read.hpp"
 
 namespace layouts_test {
 

@@ -3,9 +3,9 @@
 
 #include "check_error.hpp"
 #include "doctest_safemap.hpp"
-#include "io/file_folder.hpp"
 #include "forge/files.hpp"
 #include "inspect.hpp"
+#include "io/file_folder.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>

@@ -16,8 +16,8 @@
 #include "distributed/dcp/items.hpp"
 #include "distributed/pickles.hpp"
 #include "lazy/whole.hpp"
-#include "state/stored_places.hpp"
 #include "names/file_names.hpp"
+#include "state/stored_places.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
