@@ -1,7 +1,6 @@
 // Exchanges the content and the target of a save. From top to bottom:
-//   ExchangeList                        NUL-terminated lines: the version; the inode of the list itself; pairs of a
-//   role
-//                                       with a path and a stamp; "end"
+//   ExchangeList                        NUL-terminated lines: the version; the inode of the list itself; pairs of
+//                                       a role with a path and a stamp; "end"
 //   appear()                            renames the content to a free place
 //   exchange_file(), exchange_folder()  list, then exchange; what stays in a folder is linked before
 //   take_back()                         after an error

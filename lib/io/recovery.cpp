@@ -1,9 +1,8 @@
 // Recovers what dead saves have left. From top to bottom:
 //   take_published(), claim_sibling()   finish or resume the save of a dead process, and claim the sibling
-//   Clearing                            decides for each file in the content of a sibling: if it belongs to the save,
-//   it
-//                                       is deleted; if not, it is moved. A folder of the save may have got files from
-//                                       others, so it is removed when it is empty.
+//   Clearing                            decides for each file in the content of a sibling: if it belongs to the
+//                                       save, it is deleted; if not, it is moved. A folder of the save may have got
+//                                       files from others, so it is removed when it is empty.
 #include "io/recovery.hpp"
 
 #include "base/text.hpp"
@@ -52,7 +51,11 @@ HiddenSibling recover_or_claim(Staged& save, int home, const std::string& name) 
             if (dead && continue_old(save, dead)) return dead;
             if (dead) dead.remove_content(save.notes);
         } catch (...) {
-            dead.abandon();  // the next attempt may succeed
+            // The next attempt may succeed. This save may go on elsewhere, without what that one has finished.
+            save.content = {};
+            save.journal = {};
+            save.finished.clear();
+            dead.abandon();
             throw;
         }
     }

@@ -1,8 +1,7 @@
 // Fills a hidden sibling and then puts its content in place of the target.
 //   1. The target: what is there, and its identity.
 //   2. Preparing: finish, resume or remove what a dead save left (recovery.hpp), and claim the sibling; then create
-//   files
-//      in it.
+//      files in it.
 //   3. Committing: set owners and permissions, then, depending on the target:
 //        - nothing is there: appear() renames the content into place
 //        - a file: exchange_file() exchanges the two

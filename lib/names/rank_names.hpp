@@ -59,8 +59,6 @@ public:
     /// Returns one file by itself: no file of another rank is missing. Its rank is `rank`; if that is not given, the
     /// one in the name, or else 0.
     static RankNames alone(const std::string& file, std::optional<std::uint64_t> rank = {});
-    /// Returns true if the names are those of alone().
-    bool is_alone() const noexcept { return alone_; }
 
     std::size_t size() const noexcept { return files_.size(); }
     const std::vector<std::string>& files() const noexcept { return files_; }

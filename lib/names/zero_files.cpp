@@ -1,4 +1,4 @@
-// Parses and spells the names of DeepSpeed's files, sorts files by rank, and lists missing ones.
+// Sorts the files of DeepSpeed by rank, and names those that are missing. Tested by tests/names/zero_files_test.cpp.
 #include "names/zero_files.hpp"
 
 #include "base/checked.hpp"

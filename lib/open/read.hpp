@@ -66,7 +66,8 @@ struct RunFiles {
     std::shared_ptr<const Folder> folder = {};
     FileNames files = {};
 };
-/// Returns the files of ranks in a DeepSpeed folder, by their names alone: for folders that cannot be opened.
+/// Returns the files of ranks in a folder of DeepSpeed or of rank files, by their names alone: for folders that cannot
+/// be opened.
 RunFiles files_of_run(const std::filesystem::path& path);
 /// Reads a folder of DeepSpeed, whose shape is deepspeed or universal.
 Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,

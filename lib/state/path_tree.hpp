@@ -46,7 +46,8 @@ public:
     /// Puts a value under a key of a dictionary. Returns false, and puts nothing, if the key has a value.
     bool put(NodeId dict, NodeId key, NodeId value);
     bool put(NodeId dict, std::string_view text, NodeId value) { return put(dict, key(text), value); }
-    /// Returns the value of a key of a dictionary. Puts an empty dictionary there if the key has no value.
+    /// Returns the value of a key of a dictionary. Puts an empty dictionary there if the key has no value. The value is
+    /// not a dictionary if put() has put something else there.
     NodeId dict_below(NodeId dict, NodeId key);
 
 private:

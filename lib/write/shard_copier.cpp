@@ -4,7 +4,7 @@
 //   the file's blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself. Tensors whose
 //   elements alternate in one storage, such as the columns of a matrix, are strips: a unit has a range of each.
 // - Planning: each file is adopted from a killed process, or allocated and cut into stretches. A unit is computed from
-//   its number, so the plan is short. With several processes, each has a share of the units (share.cpp).
+//   its number, so the plan is short. With several processes, each has a share of the units (together.cpp).
 // - Copying: a unit, with all tensors in it, is gathered, fed to the digests, and written from a buffer where it has
 //   the same offset in a page as in the file. Digests are computed from the bytes as they pass, in the order of the
 //   file. What is written in tiles is read back once for them. A tensor that two processes write is read once more.

@@ -22,8 +22,8 @@ namespace universal_test {
 using namespace safemap;
 using distributed::Gathered;
 using distributed::ModelFile;
+using distributed::ModelRankFiles;
 using distributed::Parameter;
-using distributed::RankSet;
 using distributed::Universal;
 using distributed::UniversalInfo;
 using distributed::UniversalOptions;
@@ -57,7 +57,7 @@ void add_parameter(Files& files, const Parameter& parameter, const Shape& stored
 /// Reads a universal checkpoint beside files of model states.
 Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models, const UniversalInfo* info,
                          const UniversalOptions& options = {}) {
-    std::vector<RankSet> sets;
+    std::vector<ModelRankFiles> sets;
     for (const ModelFile& model : models) {
         if (model.model_rank >= sets.size()) sets.resize(model.model_rank + 1);
         sets[model.model_rank].models.push_back(model);

@@ -295,7 +295,7 @@ TEST_CASE("folders that zero_to_fp32 fails on are read, but not with deepspeed_c
 
 TEST_CASE("modules without tensors are named, whatever dots their names have") {
     const auto notes_on = [](std::vector<std::string> modules, int stage = 2, std::uint64_t experts = 0) {
-        distributed::RankSet set;
+        distributed::ModelRankFiles set;
         set.models.push_back({.modules = std::move(modules), .without_frozen = true});
         if (experts > 0) set.models.front().experts = {experts};
         set.optimizers.push_back({.stage = stage});

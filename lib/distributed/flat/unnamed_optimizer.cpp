@@ -19,8 +19,7 @@ using NodeId = StateTree::NodeId;
 constexpr std::string_view state_key = "state";
 
 /// Returns the dictionary of the state, if the node is an optimizer.
-std::optional<NodeId> state_of(const StateTree& tree, NodeId node) {
-    const Value value(tree, node);
+std::optional<NodeId> state_of(const Value& value) {
     if (!value.is_dict()) return std::nullopt;
     const auto state = value.find(state_key);
     const auto groups = value.find("param_groups");
@@ -60,12 +59,13 @@ std::vector<std::string> local_states(const StateTree& tree) {
     std::vector<std::string> found;
     std::vector<bool> met(tree.size());
     std::vector<std::pair<std::string, NodeId>> level{{"", tree.root()}};
+    const Value root(tree);  // the values share its bounds
     for (std::size_t depth = 0; depth < most_levels && !level.empty(); ++depth) {
         std::vector<std::pair<std::string, NodeId>> below;
         for (const auto& [path, node] : level) {
             if (met[node]) continue;
             met[node] = true;
-            if (const auto state = state_of(tree, node)) {
+            if (const auto state = state_of(root.root_at(node))) {
                 if (holds_local_parts(tree, *state)) found.push_back(path);
                 continue;
             }
@@ -85,10 +85,11 @@ std::vector<std::string> local_states(const StateTree& tree) {
 
 std::optional<std::string> optimizer_around(const StateTree& tree, std::string_view tensor) {
     constexpr std::string_view inside = "state/";
+    const Value root(tree);
     for (std::size_t begin = 0; begin < tensor.size(); begin = tensor.find('/', begin) + 1) {
         const std::string_view path = tensor.substr(0, begin == 0 ? 0 : begin - 1);
         const auto node = tree.find(path);
-        const auto state = node ? state_of(tree, *node) : std::nullopt;
+        const auto state = node ? state_of(root.root_at(*node)) : std::nullopt;
         if (state && tensor.substr(begin).starts_with(inside)) {
             const bool unnamed = holds_local_parts(tree, *state) || has_unnamed_keys(tree, *state);
             return unnamed ? std::optional(std::string(path)) : std::nullopt;

@@ -1,7 +1,6 @@
 // Walks the tree of a rank beside that of the lowest one. From the top:
 //
-//   tensors        dtypes, shapes, placements, meshes and shards are compared, and where a local value is, is kept in
-//   24
+//   tensors        dtypes, shapes, placements, meshes and shards are compared; the place of a local value takes 24
 //                  bytes
 //   the walk       through pairs of containers that hold tensors, and pairs of dictionaries
 //   containers     dictionaries are matched by key, sequences and objects by place

@@ -328,7 +328,8 @@ NodeId dict_of_differences(state::PathTree& tree, const RankShare& share) {
         for (std::size_t slash; (slash = path.find('/', begin)) != path.npos; begin = slash + 1)
             parent = tree.dict_below(parent, key_of(path.substr(begin, slash - begin)));
         const NodeId value = copy.copy(node);
-        tree.put(parent, key == StateTree::no_node ? key_of(path.substr(begin)) : copy.copy(key), value);
+        const NodeId own_key = key == StateTree::no_node ? key_of(path.substr(begin)) : copy.copy(key);
+        std::get<StateTree::Dict>(tree.tree()[parent]).items.emplace_back(own_key, value);
     }
     return root;
 }

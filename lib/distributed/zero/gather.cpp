@@ -82,7 +82,7 @@ constexpr std::size_t most_state_names = 256;
 /// Returns the names of the state of a group that has an element for each of the partitions, in any rank that has a
 /// partition, and of Adam's moments, whatever their lengths. Throws pickle_too_large if ranks have more than
 /// most_state_names.
-std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
+std::vector<StateName> names_of_state(const ModelRankFiles& set, std::size_t group) {
     std::vector<StateName> names;
     std::vector<SeenState> seen;
     std::unordered_map<std::string_view, std::size_t> numbers;
@@ -113,7 +113,8 @@ std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
 /// Makes tensors of the runs of a parameter.
 class ParameterMaker {
 public:
-    ParameterMaker(const RankSet& set, const PartSources& sources, bool optimizer) : set_(set), sources_(sources) {
+    ParameterMaker(const ModelRankFiles& set, const PartSources& sources, bool optimizer)
+        : set_(set), sources_(sources) {
         if (optimizer)
             for (std::size_t group = 0; group < set.optimizers.front().masters.size(); ++group)
                 names_.push_back(names_of_state(set, group));
@@ -163,7 +164,7 @@ private:
         return whole(parameter.name, dtype, parameter.shape, parts, sources_);
     }
 
-    const RankSet& set_;
+    const ModelRankFiles& set_;
     const PartSources& sources_;
     std::vector<std::vector<StateName>> names_ = {};  ///< names of the state, by group
 };
@@ -239,7 +240,7 @@ void require_shapes(const ModelFile& file) {
 }
 
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
-std::vector<Weight> frozen_weights(const RankSet& set, const PartSources& sources) {
+std::vector<Weight> frozen_weights(const ModelRankFiles& set, const PartSources& sources) {
     const ModelFile& first = set.models.front();
     if (set.stage() != 3) return whole_frozen(first);
     std::vector<Weight> frozen;
@@ -540,7 +541,7 @@ private:
 };
 
 /// Throws if the files of some ranks have the step of a group and others, with state too, do not.
-void check_steps(const RankSet& set) {
+void check_steps(const ModelRankFiles& set) {
     const auto has_state = [](const OptimizerFile& file, std::size_t group) {
         return group < file.state.size() && group < file.steps.size() && !file.state[group].empty() &&
                file.masters[group].element_count() > 0;
@@ -558,7 +559,7 @@ void check_steps(const RankSet& set) {
 }
 
 /// Notes that the files of the model and of the optimizer say different numbers of steps.
-void note_steps(const RankSet& set, Gathered& out) {
+void note_steps(const ModelRankFiles& set, Gathered& out) {
     const ModelFile& model = set.models.front();
     const auto& steps = set.optimizers.front().steps;
     const auto step = std::find_if(steps.begin(), steps.end(), [](const auto& each) { return each.has_value(); });
@@ -586,7 +587,7 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
 
 }  // namespace
 
-Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOptions& options) {
+Gathered gather(const ModelRankFiles& ranks, const PartSources& sources, const GatherOptions& options) {
     if (ranks.stage() == 0) return gather_module(ranks);
     const ParameterMaker maker(ranks, sources, options.optimizer);
     if (options.optimizer) check_steps(ranks);
@@ -606,7 +607,7 @@ Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOp
     return out;
 }
 
-std::vector<std::string> state_names(const RankSet& set) {
+std::vector<std::string> state_names(const ModelRankFiles& set) {
     std::vector<std::string> names;
     std::unordered_set<std::string_view> known;
     if (set.optimizers.empty()) return names;
@@ -616,7 +617,7 @@ std::vector<std::string> state_names(const RankSet& set) {
     return names;
 }
 
-Gathered gather_unnamed(const RankSet& set) {
+Gathered gather_unnamed(const ModelRankFiles& set) {
     const ModelFile& model = set.models.front();
     const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
     Gathered out;
@@ -631,16 +632,16 @@ Gathered gather_unnamed(const RankSet& set) {
     return out;
 }
 
-Gathered list_weights(const RankSet& ranks, const PartSources& sources, std::vector<Weight> masters) {
+Gathered list_weights(const ModelRankFiles& ranks, const PartSources& sources, std::vector<Weight> masters) {
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));
     return Listing(ranks.models.front(), ranks.stage(), false).made(std::move(known));
 }
 
-Gathered gather_module(const RankSet& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
+Gathered gather_module(const ModelRankFiles& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
 
-void add_sources(const RankSet& ranks, PartSources& sources) {
+void add_sources(const ModelRankFiles& ranks, PartSources& sources) {
     for (const OptimizerFile& file : ranks.optimizers) {
         for (const LazyTensor& master : file.masters) sources.add(master);
         for (const Named& group : file.state)

@@ -9,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// All files of one model rank.
-struct RankSet {
+struct ModelRankFiles {
     std::vector<ModelFile> models = {};          ///< by rank; one, unless stage 3
     std::vector<OptimizerFile> optimizers = {};  ///< by rank; none for stage 0
     bool data_first = false;                     ///< use_data_before_expert_parallelism of the configuration
@@ -32,22 +32,22 @@ struct GatherOptions {
 /// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
 /// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
 /// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.
-Gathered gather(const RankSet& ranks, const PartSources& sources, const GatherOptions& options);
+Gathered gather(const ModelRankFiles& ranks, const PartSources& sources, const GatherOptions& options);
 
 /// Returns masters that are whole already, and what has no master, in the order of the module.
-Gathered list_weights(const RankSet& ranks, const PartSources& sources, std::vector<Gathered::Weight> masters);
+Gathered list_weights(const ModelRankFiles& ranks, const PartSources& sources, std::vector<Gathered::Weight> masters);
 
 /// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
-Gathered gather_module(const RankSet& ranks);
+Gathered gather_module(const ModelRankFiles& ranks);
 
 /// Returns the unnamed masters of stage 0, as `fp32/GROUP/NUMBER`, or `fp32/GROUP` where a group is one flat tensor,
 /// and then the buffers.
-Gathered gather_unnamed(const RankSet& ranks);
+Gathered gather_unnamed(const ModelRankFiles& ranks);
 
 /// Returns the names of the state that has an element for each of a parameter: "exp_avg", "exp_avg_sq".
-std::vector<std::string> state_names(const RankSet& ranks);
+std::vector<std::string> state_names(const ModelRankFiles& ranks);
 
 /// Adds the sources of all tensors that gather() makes pieces of.
-void add_sources(const RankSet& ranks, PartSources& sources);
+void add_sources(const ModelRankFiles& ranks, PartSources& sources);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

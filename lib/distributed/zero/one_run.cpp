@@ -42,7 +42,7 @@ void agree_on_steps(const Agreement& agree, const ModelFile& first, const ModelF
 }
 
 /// Compares the number of files with partition_count and dp_world_size.
-void check_world(const RankSet& set) {
+void check_world(const ModelRankFiles& set) {
     const OptimizerFile& first = set.optimizers.front();
     const std::uint64_t files = set.optimizers.size();
     const auto& counts = first.partition_count;
@@ -62,7 +62,7 @@ void check_world(const RankSet& set) {
 }
 
 /// Compares the version that saved the model with that which saved the optimizer.
-void check_version(const RankSet& set) {
+void check_version(const ModelRankFiles& set) {
     const ModelFile& model = set.models.front();
     const OptimizerFile& file = set.optimizers.front();
     if (model.version.empty() || file.version.empty()) return;
@@ -184,7 +184,7 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
               file.masters[group].element_count());
 }
 
-void compare_sets(const RankSet& first, const RankSet& set) {
+void compare_sets(const ModelRankFiles& first, const ModelRankFiles& set) {
     const ModelFile& model = set.models.front();
     const Agreement agree = agreement(first.models.front(), model);
     agree("the ZeRO stage", first.stage(), set.stage());
@@ -204,7 +204,7 @@ void compare_sets(const RankSet& first, const RankSet& set) {
     agree_on_groups(optimizers_agree, "the first step", step(there), step(here));
 }
 
-void check_ranks(const RankSet& set) {
+void check_ranks(const ModelRankFiles& set) {
     const ModelFile& model = set.models.front();
     if (model.autoep) throw_autoep(model.file);
     if (!set.optimizers.empty()) check_world(set);

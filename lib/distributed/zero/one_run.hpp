@@ -16,10 +16,10 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
 /// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
 /// and optimizers are not of one run or a file was saved under the name of another rank, and unsupported_layout for
 /// AutoEP. compare_and_drop() must have passed for all files but the first.
-void check_ranks(const RankSet& ranks);
+void check_ranks(const ModelRankFiles& ranks);
 
 /// Throws ranks_differ if the first files of two model ranks are not of one run and step.
-void compare_sets(const RankSet& first, const RankSet& set);
+void compare_sets(const ModelRankFiles& first, const ModelRankFiles& set);
 
 /// The field `checkpoint_parallel_dimensions` of a file of model states. Versions before 0.19 do not write it.
 struct ParallelDegrees {

@@ -1,5 +1,6 @@
 // The state of the optimizer as one tree: tensors of the parameters under their names, and everything else as the first
 // rank has it.
+#include "distributed/parallel/merge.hpp"
 #include "distributed/zero/keys.hpp"
 #include "distributed/zero/partitions.hpp"
 #include "distributed/zero/run.hpp"
@@ -71,7 +72,7 @@ public:
         for (const Gathered::Weight& weight : gathered.weights)
             if (weight.kind == Gathered::Weight::Kind::master) all_.insert(weight.name);
     }
-    std::string of(const RankSet& set, std::string name) const {
+    std::string of(const ModelRankFiles& set, std::string name) const {
         std::string own = rank_prefix(set.models.front().model_rank) + name;
         return all_.contains(own) ? own : name;
     }
@@ -101,7 +102,7 @@ public:
     }
 
 private:
-    void add(const RankSet& set, const Value& inner, const ListedNames& listed) {
+    void add(const ModelRankFiles& set, const Value& inner, const ListedNames& listed) {
         const std::size_t groups = set.models.front().groups.size();
         const auto states = states_of(inner, set.stage(), set.optimizers.front().masters.size());
         const std::vector<std::string> names = state_names(set);
@@ -143,7 +144,7 @@ std::vector<NodeId> names_in_group(state::PathTree& tree, const ZeroRun& run, co
                                    std::size_t group) {
     std::unordered_set<std::string> known;
     std::vector<NodeId> names;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         if (group >= set.models.front().groups.size()) continue;
         for (std::string& name : names_of_group(set, group))
             if (const auto [found, is_new] = known.insert(listed.of(set, std::move(name))); is_new)
@@ -181,7 +182,7 @@ StateTree finish(state::PathTree& tree, Entries optimizer, const StateTree& trai
 StateTree unpartitioned(const ZeroRun& run) {
     state::PathTree tree;
     Entries optimizer;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         const ModelFile& model = set.models.front();
         const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
         if (!stored || !stored->is_dict()) continue;
@@ -203,13 +204,13 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     const OptimizerFile& first = run.sets.front().optimizers.front();
     state::PathTree tree;
     std::vector<NodeId> roots;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         const StateTree& rest = set.optimizers.front().rest;
         const NodeId base = tree.graft(rest);
         roots.push_back(rest.root() + base);
     }
-    Inners inners;
-    for (const NodeId root : roots) inners.emplace_back(tree.tree(), root);
+    Inners inners{Value(tree.tree(), roots.front())};
+    for (std::size_t i = 1; i < roots.size(); ++i) inners.push_back(inners.front().root_at(roots[i]));
     const Value& inner = inners.front();
     const ListedNames listed(gathered);
     const OtherState others(run, inners, listed);
@@ -265,7 +266,7 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
 std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
     constexpr std::size_t most = 64;
     std::vector<std::string> names;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         const StateTree& rest = set.models.front().rest;
         auto state = rest.size() > 0 ? Value(rest).find("optimizer") : std::nullopt;
         if (const auto inner = state ? state->find("optimizer_state_dict") : std::nullopt) state = inner;
@@ -286,7 +287,7 @@ std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
 
 std::vector<std::string> unread_state(const ZeroRun& run) {
     std::vector<std::string> names;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         const std::vector<std::string> listed = state_names(set);
         const std::unordered_set<std::string_view> known(listed.begin(), listed.end());
         const auto is_in = [](const std::vector<std::string>& list, const std::string& name) {
@@ -304,7 +305,7 @@ std::vector<std::string> unread_state(const ZeroRun& run) {
 std::uint64_t optimizer_bytes(const ZeroRun& run) {
     if (run.stage() == 0) return tensor_bytes(unpartitioned(run)) - tensor_bytes(training_state(run.first_model()));
     std::uint64_t bytes = 0;
-    for (const RankSet& set : run.sets)
+    for (const ModelRankFiles& set : run.sets)
         for (const OptimizerFile& file : set.optimizers)
             for (const Named& group : file.state)
                 for (const auto& each : group)

@@ -38,7 +38,7 @@ std::uint64_t rounded_up(std::uint64_t value, std::uint64_t step) {
 /// One group, cut flat over some ranks.
 class FlatGroup {
 public:
-    FlatGroup(const RankSet& set, std::span<const std::uint64_t> ranks, std::uint32_t number, const Group& group)
+    FlatGroup(const ModelRankFiles& set, std::span<const std::uint64_t> ranks, std::uint32_t number, const Group& group)
         : set_(set), ranks_(ranks), number_(number), group_(group) {
         place_parameters();
         for (const std::uint64_t rank : ranks_) lengths_.push_back(file(rank).masters[number_].element_count());
@@ -216,7 +216,7 @@ private:
              file(ranks_.front()));
     }
 
-    const RankSet& set_;
+    const ModelRankFiles& set_;
     std::span<const std::uint64_t> ranks_;
     std::uint32_t number_;
     const Group& group_;
@@ -226,19 +226,19 @@ private:
     std::vector<std::uint64_t> lengths_ = {};  ///< elements of each partition
 };
 
-std::uint64_t partitions_of(const RankSet& set, std::size_t group) {
+std::uint64_t partitions_of(const ModelRankFiles& set, std::size_t group) {
     const auto& counts = set.optimizers.front().partition_count;
     if (counts.empty()) return set.optimizers.size();
     return group < counts.size() ? counts[group] : counts.front();
 }
 
-std::vector<ExpertShare> shares_of_group(const RankSet& set, std::size_t group) {
+std::vector<ExpertShare> shares_of_group(const ModelRankFiles& set, std::size_t group) {
     const ModelFile& model = set.models.front();
     return expert_shares(model.groups[group], set.optimizers.size(), partitions_of(set, group), set.data_first,
                          model.file);
 }
 
-void each_flat(const RankSet& set, const VisitParameter& visit) {
+void each_flat(const ModelRankFiles& set, const VisitParameter& visit) {
     for (std::uint32_t number = 0; number < set.models.front().groups.size(); ++number)
         for (const ExpertShare& share : shares_of_group(set, number))
             FlatGroup(set, share.ranks, number, share.parameters).each(visit);
@@ -279,7 +279,7 @@ void check_shares(const OptimizerFile& file, std::span<const Group> groups, std:
 }
 
 /// Walks through the buffers of a rank. They are one after the other, wherever the parameters of a group begin.
-void each_split(const RankSet& set, const VisitParameter& visit) {
+void each_split(const ModelRankFiles& set, const VisitParameter& visit) {
     const ModelFile& model = set.models.front();
     const OptimizerFile& first = set.optimizers.front();
     const std::uint64_t ranks = set.optimizers.size();
@@ -316,12 +316,12 @@ void each_split(const RankSet& set, const VisitParameter& visit) {
 
 }  // namespace
 
-void each_parameter(const RankSet& ranks, const VisitParameter& visit) {
+void each_parameter(const ModelRankFiles& ranks, const VisitParameter& visit) {
     if (ranks.stage() == 3) each_split(ranks, visit);
     else each_flat(ranks, visit);
 }
 
-std::vector<std::string> names_of_group(const RankSet& ranks, std::size_t group) {
+std::vector<std::string> names_of_group(const ModelRankFiles& ranks, std::size_t group) {
     std::vector<std::string> names;
     const auto add = [&names](const Group& parameters) {
         for (const Parameter& parameter : parameters) names.push_back(parameter.name);

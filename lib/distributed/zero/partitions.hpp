@@ -28,10 +28,10 @@ using VisitParameter = std::function<void(const Parameter& parameter, std::span<
 /// end may have been stripped. Stage 3: each parameter is cut into equal shares, one a rank. Throws not_covered and
 /// piece_mismatch, with the file of a rank, if its partitions hold another number of elements; ranks_differ if
 /// partitions that should be equal are not.
-void each_parameter(const RankSet& ranks, const VisitParameter& visit);
+void each_parameter(const ModelRankFiles& ranks, const VisitParameter& visit);
 
 /// Returns the names of the parameters of a group, in the whole model: with the experts of all ranks.
-std::vector<std::string> names_of_group(const RankSet& ranks, std::size_t group);
+std::vector<std::string> names_of_group(const ModelRankFiles& ranks, std::size_t group);
 
 /// Cuts a flat parameter of stage 3, such as a frozen one, whose shares are one tensor a rank.
 std::vector<PartitionRun> shares_of(std::uint64_t count, std::size_t ranks);

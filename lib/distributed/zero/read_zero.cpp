@@ -2,7 +2,9 @@
 //
 //   read_files        all files of all ranks, in parallel, compared with those of the first rank
 //   gather_all        whole tensors of each model rank, merged over tensor parallelism, pipelines and experts
-//   contents_of       tensors, ties, notes, and what is not read: the optimizer
+//   weights_of        the modules, or the masters and what has none
+//   set_gathered      tensors, ties and notes
+//   set_optimizer     what is read on request
 #include "distributed/zero/read_zero.hpp"
 
 #include "base/checked.hpp"
@@ -83,7 +85,7 @@ void fill_sets(ZeroRun& run, std::vector<ModelFile> models, std::vector<Optimize
     run.sets.resize(run.files.model_ranks);
     for (ModelFile& file : models) run.sets[file.model_rank].models.push_back(std::move(file));
     for (OptimizerFile& file : optimizers) run.sets[file.model_rank].optimizers.push_back(std::move(file));
-    for (RankSet& set : run.sets) set.data_first = set.models.front().data_first;
+    for (ModelRankFiles& set : run.sets) set.data_first = set.models.front().data_first;
 }
 
 /// Returns how many ranks of tensor parallelism the files of layers are of.
@@ -153,13 +155,13 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
     read_kind(tag, options, run->files.optimizers, found, optimizers, read_optimizer_file);
     fill_sets(*run, std::move(models), std::move(optimizers));
     require_model_ranks(run->first_model(), run->files);
-    for (const RankSet& set : run->sets) check_ranks(set);
-    for (const RankSet& set : run->sets) compare_sets(run->sets.front(), set);
+    for (const ModelRankFiles& set : run->sets) check_ranks(set);
+    for (const ModelRankFiles& set : run->sets) compare_sets(run->sets.front(), set);
     check_expert_optimizers(tag, *run, options, found);
     if (options.weights != Weights::module) require_optimizers(*run);
     read_info(*run);
     if (run->first_model().rest.size() > 0) read_parallelism(*run);
-    for (const RankSet& set : run->sets) add_sources(set, run->sources);
+    for (const ModelRankFiles& set : run->sets) add_sources(set, run->sources);
     static_cast<void>(run->sources.table());  // made before threads share the run
     return run;
 }
@@ -204,7 +206,7 @@ void check_module(int stage) {
 /// Returns the modules of all model ranks, merged like the masters. add(model, module) adds what is not in them.
 template <class Add> Gathered gather_modules(const ZeroRun& run, Add&& add) {
     std::vector<ModelRank> ranks;
-    for (const RankSet& set : run.sets) {
+    for (const ModelRankFiles& set : run.sets) {
         const ModelFile& model = set.models.front();
         Gathered module = gather_module(set);
         add(model, module);
@@ -228,7 +230,7 @@ Gathered module_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOption
 
 std::vector<std::string> buffers_of(const ZeroRun& run) {
     std::vector<std::string> names;
-    for (const RankSet& set : run.sets)
+    for (const ModelRankFiles& set : run.sets)
         names.insert(names.end(), set.models.front().buffers.begin(), set.models.front().buffers.end());
     return names;
 }
@@ -466,7 +468,7 @@ void set_optimizer(Contents& contents, const std::shared_ptr<const ZeroRun>& run
 
 Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
     std::vector<ModelRank> ranks;
-    for (const RankSet& set : run.sets)
+    for (const ModelRankFiles& set : run.sets)
         ranks.push_back({set.models.front().model_rank, set.models.front().file, gather(set, run.sources, options)});
     const UniversalInfo* const info = run.info ? &*run.info : nullptr;
     if (run.is_pipeline()) return join_model_ranks(std::move(ranks), run.tensor_ranks, info);

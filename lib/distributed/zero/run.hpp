@@ -1,7 +1,7 @@
 // A DeepSpeed checkpoint whose files have been read: everything that its tensors are made of.
 #pragma once
 
-#include "distributed/parallel/merge.hpp"
+#include "distributed/parallel/rules.hpp"
 #include "distributed/zero/gather.hpp"
 
 #include <optional>
@@ -12,7 +12,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 struct ZeroRun {
     ZeroFiles files = {};
-    std::vector<RankSet> sets = {};  ///< by model rank
+    std::vector<ModelRankFiles> sets = {};  ///< by model rank
     PartSources sources = {};
     std::optional<UniversalInfo> info = {};  ///< how slices of tensor parallelism are merged
     std::uint64_t tensor_ranks = 1;          ///< model ranks of one stage of a pipeline

@@ -3,6 +3,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/parallel/merge.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero/gather.hpp"
 #include "distributed/zero/keys.hpp"
@@ -98,7 +99,7 @@ StateValue read_state(const std::shared_ptr<const Source>& source, const StateFi
 /// Gives tensors the shape of their parameter.
 class Shaper {
 public:
-    Shaper(const std::vector<RankSet>& sets, const UniversalInfo* info) : info_(info) {
+    Shaper(const std::vector<ModelRankFiles>& sets, const UniversalInfo* info) : info_(info) {
         // With tensor parallelism, param_shapes has the shapes of slices, and the files are whole.
         if (sets.size() > 1) return;
         for (const Group& group : sets.front().models.front().groups)
@@ -181,10 +182,10 @@ Weight weight_of(const std::string& parameter, const std::map<std::string, State
 }
 
 /// The names of the parameters that were trained, in order.
-std::vector<std::string> trained(const std::vector<RankSet>& sets) {
+std::vector<std::string> trained(const std::vector<ModelRankFiles>& sets) {
     std::vector<std::string> names;
     std::unordered_set<std::string> known;
-    for (const RankSet& set : sets)
+    for (const ModelRankFiles& set : sets)
         for (const Group& group : set.models.front().groups)
             for (const Parameter& parameter : group)
                 if (known.insert(parameter.name).second) names.push_back(parameter.name);
@@ -192,15 +193,15 @@ std::vector<std::string> trained(const std::vector<RankSet>& sets) {
 }
 
 /// Lists masters, and what the files of model states have besides them.
-Gathered list_weights(const std::vector<RankSet>& sets, std::vector<Weight> masters, const UniversalInfo* info) {
+Gathered list_weights(const std::vector<ModelRankFiles>& sets, std::vector<Weight> masters, const UniversalInfo* info) {
     PartSources sources;
-    for (const RankSet& set : sets) add_sources(set, sources);
+    for (const ModelRankFiles& set : sets) add_sources(set, sources);
     if (sets.size() == 1) return list_weights(sets.front(), sources, std::move(masters));
     // The masters are whole already; the rest is in slices.
     std::unordered_set<std::string> names;
     for (const Weight& weight : masters) names.insert(weight.name);
     std::vector<ModelRank> ranks;
-    for (const RankSet& set : sets) {
+    for (const ModelRankFiles& set : sets) {
         Gathered rest = list_weights(set, sources, {});
         std::erase_if(rest.weights, [&](const Weight& weight) { return names.contains(weight.name); });
         ranks.push_back({set.models.front().model_rank, set.models.front().file, std::move(rest)});
@@ -266,7 +267,7 @@ void add_state_names(Gathered& out) {
 
 }  // namespace
 
-Universal read_universal(const Folder& tag, const std::vector<RankSet>& sets, const UniversalInfo* info,
+Universal read_universal(const Folder& tag, const std::vector<ModelRankFiles>& sets, const UniversalInfo* info,
                          const UniversalOptions& options) {
     std::vector<StateFile> files = state_files(tag);
     if (!options.optimizer) std::erase_if(files, [](const StateFile& file) { return file.state != "fp32"; });

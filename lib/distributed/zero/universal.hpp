@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "distributed/parallel/merge.hpp"
+#include "distributed/parallel/rules.hpp"
 #include "distributed/pickles.hpp"
 #include "distributed/zero/gather.hpp"
 
@@ -45,7 +45,7 @@ struct UniversalOptions {
 /// - piece_mismatch if a file holds another number of elements than its parameter or its `fp32.pt`
 /// - field_missing if a file holds a dictionary without `param`
 /// - what reading, whole() and merge() throw
-Universal read_universal(const Folder& tag, const std::vector<RankSet>& sets, const UniversalInfo* info,
+Universal read_universal(const Folder& tag, const std::vector<ModelRankFiles>& sets, const UniversalInfo* info,
                          const UniversalOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI::distributed
