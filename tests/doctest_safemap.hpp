@@ -11,6 +11,10 @@
 #include <string>
 
 namespace doctest {
+/// CAPTURE() of a text prints the text, not its address.
+template <> struct StringMaker<const char*> {
+    static String convert(const char* text) { return text; }
+};
 template <> struct StringMaker<safemap::Errc> {
     static String convert(safemap::Errc code) { return std::string(name(code)).c_str(); }
 };

@@ -9,6 +9,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/gathered.hpp"
 #include "lazy/whole.hpp"
 #include "state/names.hpp"
 #include "state/path_tree.hpp"
@@ -28,7 +29,6 @@ namespace safemap::SAFEMAP_ABI::distributed {
 namespace {
 
 using NodeId = StateTree::NodeId;
-using Named = std::vector<std::pair<std::string, LazyTensor>>;
 
 constexpr std::string_view flat_key = "_flat_param";
 

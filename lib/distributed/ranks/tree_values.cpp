@@ -90,22 +90,22 @@ bool TreeComparison::same_node(NodeId first, NodeId other) {
     if (a.index() != b.index()) return false;
     return std::visit(
         [&](const auto& x) {
-            using Kind = std::decay_t<decltype(x)>;
-            const auto& y = std::get<Kind>(b);
-            if constexpr (std::is_same_v<Kind, StateTree::None>) return true;
-            else if constexpr (std::is_same_v<Kind, double>) return same_bits(x, y);
-            else if constexpr (std::is_same_v<Kind, StateTree::Complex>)
+            using Type = std::decay_t<decltype(x)>;
+            const auto& y = std::get<Type>(b);
+            if constexpr (std::is_same_v<Type, StateTree::None>) return true;
+            else if constexpr (std::is_same_v<Type, double>) return same_bits(x, y);
+            else if constexpr (std::is_same_v<Type, StateTree::Complex>)
                 return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
-            else if constexpr (std::is_same_v<Kind, StateTree::BigInt>) return x.decimal == y.decimal;
-            else if constexpr (std::is_same_v<Kind, StateTree::Bytes>)
+            else if constexpr (std::is_same_v<Type, StateTree::BigInt>) return x.decimal == y.decimal;
+            else if constexpr (std::is_same_v<Type, StateTree::Bytes>)
                 return x.bytes == y.bytes && x.mutable_array == y.mutable_array;
-            else if constexpr (std::is_same_v<Kind, StateTree::Constant>) return x.kind == y.kind && x.text == y.text;
-            else if constexpr (std::is_same_v<Kind, StateTree::Sequence>)
+            else if constexpr (std::is_same_v<Type, StateTree::Constant>) return x.kind == y.kind && x.text == y.text;
+            else if constexpr (std::is_same_v<Type, StateTree::Sequence>)
                 return x.kind == y.kind && open_items(x.items, y.items);
-            else if constexpr (std::is_same_v<Kind, StateTree::NumpyScalar>) {
+            else if constexpr (std::is_same_v<Type, StateTree::NumpyScalar>) {
                 open_.emplace_back(x.value, y.value);
                 return x.dtype == y.dtype;
-            } else if constexpr (std::is_same_v<Kind, StateTree::Dict>) {
+            } else if constexpr (std::is_same_v<Type, StateTree::Dict>) {
                 if (x.ordered != y.ordered || x.items.size() != y.items.size()) return false;
                 spend(2 * x.items.size());
                 for (std::size_t i = 0; i < x.items.size(); ++i) {
@@ -113,8 +113,8 @@ bool TreeComparison::same_node(NodeId first, NodeId other) {
                     open_.emplace_back(x.items[i].second, y.items[i].second);
                 }
                 return open_named(x.attributes, y.attributes);
-            } else if constexpr (std::is_same_v<Kind, StateTree::Tensor>) return same_tensor(x, y);
-            else if constexpr (std::is_same_v<Kind, StateTree::Opaque>)
+            } else if constexpr (std::is_same_v<Type, StateTree::Tensor>) return same_tensor(x, y);
+            else if constexpr (std::is_same_v<Type, StateTree::Opaque>)
                 return x.type == y.type && x.arguments == y.arguments && open_named(x.children, y.children);
             else return x == y;  // bool, integer, text
         },
