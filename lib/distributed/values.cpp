@@ -164,7 +164,18 @@ std::optional<Value> Value::argument(std::size_t number) const {
 
 bool Value::is_list() const {
     const auto* const sequence = read_as<Sequence>();
-    return sequence != nullptr && !is_set(*sequence);
+    return sequence != nullptr && !distributed::is_set(*sequence);
+}
+
+bool Value::is_set() const {
+    const auto* const sequence = read_as<Sequence>();
+    return sequence != nullptr && distributed::is_set(*sequence);
+}
+
+std::size_t Value::size() const {
+    if (const auto* const sequence = read_as<Sequence>()) return sequence->items.size();
+    const auto* const dict = read_as<Dict>();
+    return dict == nullptr ? 0 : dict->items.size();
 }
 
 std::vector<Value> Value::items() const {
@@ -178,12 +189,14 @@ std::vector<Value> Value::items() const {
 }
 
 std::vector<Value> Value::parts() const {
-    if (is_list()) return items();
-    const auto* const object = read_as<Opaque>();
-    if (object == nullptr) return {};
-    arena_->spend(object->children.size());
     std::vector<Value> found;
-    for (std::size_t i = 0; i < object->children.size(); ++i) found.push_back(child(object->children[i].second, i));
+    if (const auto* const sequence = read_as<Sequence>()) {
+        arena_->spend(sequence->items.size());
+        for (std::size_t i = 0; i < sequence->items.size(); ++i) found.push_back(child(sequence->items[i], i));
+    } else if (const auto* const object = read_as<Opaque>()) {
+        arena_->spend(object->children.size());
+        for (std::size_t i = 0; i < object->children.size(); ++i) found.push_back(child(object->children[i].second, i));
+    }
     return found;
 }
 
@@ -203,6 +216,16 @@ std::vector<std::pair<std::string, Value>> Value::entries() const {
         }
     }
     return found;
+}
+
+std::vector<std::pair<std::string, Value>> Value::text_entries() const {
+    const auto* const dict = read_as<Dict>();
+    const auto is_text = [&](const auto& item) {
+        return std::holds_alternative<std::string>(arena_->tree()[item.first]);
+    };
+    if (dict == nullptr || !std::all_of(dict->items.begin(), dict->items.end(), is_text))
+        fail("a dictionary with texts as keys");
+    return entries();
 }
 
 std::optional<std::int64_t> Value::integer() const {
@@ -262,7 +285,7 @@ std::string_view Value::type() const {
 
 Shape Value::shape() const {
     const auto* const sequence = read_as<Sequence>();
-    if (sequence == nullptr || is_set(*sequence)) fail("a shape");
+    if (sequence == nullptr || distributed::is_set(*sequence)) fail("a shape");
     if (sequence->items.size() > most_dimensions) fail("a shape of at most 64 dimensions");
     Shape shape;
     for (std::size_t i = 0; i < sequence->items.size(); ++i) {

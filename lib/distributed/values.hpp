@@ -56,14 +56,19 @@ public:
     std::optional<Value> argument(std::size_t number) const;
     /// Returns the items of a list, tuple or torch.Size. Throws field_missing for anything else.
     std::vector<Value> items() const;
-    /// Returns the items of a list, tuple or torch.Size, or the arguments and attributes of an object: a named tuple
-    /// may be either. Returns nothing for other values.
+    /// Returns the items of a list, tuple, torch.Size or set, or the arguments and attributes of an object: a named
+    /// tuple may be either. Returns nothing for other values.
     std::vector<Value> parts() const;
     /// Returns true for a list, tuple or torch.Size.
     bool is_list() const;
+    bool is_set() const;
+    /// Returns the number of items of a list or set, or of entries of a dictionary; 0 for other values.
+    std::size_t size() const;
     /// Returns the entries of a dictionary whose keys are texts or integers; integers are given as decimal text. Skips
     /// other keys. Throws field_missing if this is not a dictionary.
     std::vector<std::pair<std::string, Value>> entries() const;
+    /// Returns the same of a dictionary all of whose keys are texts. Throws field_missing for anything else.
+    std::vector<std::pair<std::string, Value>> text_entries() const;
 
     /// Returns an integer, also that of an enumeration: an object of one argument, which is an integer. Returns nothing
     /// for anything else.

@@ -18,7 +18,7 @@ struct ZeroFile {
 
 /// The files of a tag, in the order of model ranks, then ranks, layers and experts.
 struct ZeroFiles {
-    std::vector<ZeroFile> models = {};  ///< of the kinds zero_model and zero_ranked_model
+    std::vector<ZeroFile> models = {};  ///< kinds zero_model and zero_ranked_model
     std::vector<ZeroFile> optimizers = {};
     std::vector<ZeroFile> experts = {};
     std::vector<ZeroFile> expert_optimizers = {};

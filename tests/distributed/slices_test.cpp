@@ -545,6 +545,19 @@ TEST_CASE("rules of a form that nobody writes are a fault, not a guess") {
     CHECK(fault("sub_param_shard_widths", info.dict({{"w", info.list({info.numbers({-1})})}})) != "");
     CHECK(fault("affine_map", info.dict({{"params", info.number(1)}})) != "");
     CHECK(fault("of another framework", info.number(1)) == "");
+    // A set of patterns is a list of them. Keys that are no texts, and members of enumerations, are of another form.
+    const auto set_of = [&](const std::vector<Info::Node>& items) {
+        return info.tree.add(StateTree::Sequence{StateTree::Sequence::Kind::set, items});
+    };
+    CHECK(fault("tp_replicated_parameter_patterns", set_of({info.text("w")})) == "");
+    const auto with_key = [&](StateTree::Node key) {
+        return info.tree.add(StateTree::Dict{.items = {{info.tree.add(std::move(key)), info.number(1)}}});
+    };
+    for (const StateTree::Node& key : {StateTree::Node(StateTree::None{}), StateTree::Node(std::int64_t{5})})
+        for (const char* const name : {"tp_replicated_parameter_patterns", "sub_param_shard_widths"})
+            CHECK(fault(name, with_key(key)) != "");
+    StateTree::Opaque member{.type = "sizes.Size", .why = {}, .children = {{"0", info.number(3)}}, .arguments = 1};
+    CHECK(fault("original_vocab_size", info.tree.add(std::move(member))) != "");
 
     // A list that is in many places is not read in all of them.
     const Info::Node long_list = info.numbers(std::vector<std::int64_t>(10'000, 1));

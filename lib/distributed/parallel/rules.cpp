@@ -9,6 +9,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -35,8 +36,28 @@ template <class Malformed, class Read> std::string reason_of(Malformed&& malform
 
 [[noreturn]] void refuse_form() { throw Error(Errc::field_missing, "another form than DeepSpeed's"); }
 
+bool is_sequence(const Value& value) { return value.is_list() || value.is_set(); }
+
+/// Returns the items of a list or set.
+std::vector<Value> items_of(const Value& value) {
+    if (!is_sequence(value)) refuse_form();
+    return value.parts();
+}
+
+/// Returns a number that is not a member of an enumeration.
+std::uint64_t count_of(const Value& value) {
+    if (!value.type().empty()) refuse_form();
+    return value.count();
+}
+
+std::vector<std::uint64_t> counts_of(const Value& list) {
+    std::vector<std::uint64_t> numbers;
+    for (const Value& item : items_of(list)) numbers.push_back(count_of(item));
+    return numbers;
+}
+
 Shape shape_of(const Value& value) {
-    Shape shape = value.shape();
+    Shape shape{std::span<const std::uint64_t>(counts_of(value))};
     if (!element_count(shape)) refuse_form();
     return shape;
 }
@@ -53,10 +74,10 @@ Shape index_of(std::uint64_t number, const Shape& shape) {
 
 /// Returns where a box of `extent` begins in a tensor of `shape`. `view` is an offset and strides.
 Shape place_of(const Value& view, const Shape& extent, const Shape& shape) {
-    const std::vector<Value> pair = view.items();
+    const std::vector<Value> pair = items_of(view);
     if (pair.size() != 2) refuse_form();
-    const std::uint64_t offset = pair.front().count();
-    const std::vector<std::uint64_t> strides = pair.back().counts();
+    const std::uint64_t offset = count_of(pair.front());
+    const std::vector<std::uint64_t> strides = counts_of(pair.back());
     if (extent.size() != shape.size() || strides.size() != shape.size() || offset >= *element_count(shape))
         refuse_form();
     const Strides expected = row_major(shape);
@@ -81,15 +102,17 @@ void read_piece(std::size_t rank, const Value& piece, Placement& placed) {
 /// Reads one affine map.
 void read_map(const Value& map, Placement& placed) {
     placed.shape = shape_of(map.at("logical_shape"));
-    const auto by_rank = map.at("ranks").entries();
+    const Value ranks = map.at("ranks");
+    const auto by_rank = ranks.entries();
+    if (by_rank.size() != ranks.size()) refuse_form();  // a key is neither a text nor an integer
     placed.slices.resize(by_rank.size());
     std::vector<bool> seen(by_rank.size(), false);
     for (const auto& [key, value] : by_rank) {
         const auto rank = decimal<std::size_t>(key);  // JSON makes it a text
-        if (!rank || *rank >= by_rank.size() || seen[*rank]) refuse_form();
+        if (!rank || key.size() > 9 || *rank >= by_rank.size() || seen[*rank]) refuse_form();
         seen[*rank] = true;
         placed.slices[*rank] = shape_of(value.at("shard_shape"));
-        for (const Value& piece : value.at("pieces").items()) read_piece(*rank, piece, placed);
+        for (const Value& piece : items_of(value.at("pieces"))) read_piece(*rank, piece, placed);
     }
 }
 
@@ -100,23 +123,23 @@ Placement placement_of(const Value& map) {
 }
 
 SubParameters sub_parameters(const Value& shape, std::uint64_t dimension) {
-    const std::vector<Value> sizes = shape.items();
+    const std::vector<Value> sizes = items_of(shape);
     if (dimension >= sizes.size()) refuse_form();
     SubParameters parts;
     parts.dimension = static_cast<std::size_t>(dimension);
     for (std::size_t d = 0; d < sizes.size(); ++d) {
         std::optional<std::uint64_t> size;
         if (d == parts.dimension) {
-            if (sizes[d].is_list()) parts.sizes = sizes[d].counts();
-            else parts.count = sizes[d].count();
-        } else if (sizes[d].is_list()) {
+            if (is_sequence(sizes[d])) parts.sizes = counts_of(sizes[d]);
+            else parts.count = count_of(sizes[d]);
+        } else if (is_sequence(sizes[d])) {
             size = 0;
-            for (const std::uint64_t part : sizes[d].counts()) size = size ? checked_add(*size, part) : std::nullopt;
+            for (const std::uint64_t part : counts_of(sizes[d])) size = size ? checked_add(*size, part) : std::nullopt;
             if (!size) refuse_form();
         } else if (!sizes[d].integer()) {
             refuse_form();
         } else if (*sizes[d].integer() >= 0) {
-            size = sizes[d].count();
+            size = count_of(sizes[d]);
         }
         parts.shape.push_back(size);
     }
@@ -137,10 +160,10 @@ public:
 private:
     void read_keys(const Value& info) {
         if (const auto version = find(info, "universal_checkpoint_version")) {
-            if (!version->real()) refuse_form();
+            if (!version->real() || !version->type().empty()) refuse_form();
             info_.version = *version->real();
         }
-        if (const auto size = find(info, "original_vocab_size")) info_.vocabulary = size->count();
+        if (const auto size = find(info, "original_vocab_size")) info_.vocabulary = count_of(*size);
         add_list(info, "vocabulary_parameter_patterns", info_.vocabulary_names);
         add_list(info, "tp_replicated_parameter_patterns", info_.replicated);
         add_list(info, "parameter_with_row_parallelism_patterns", info_.rows);
@@ -148,11 +171,12 @@ private:
         add_list(info, "parameter_with_2_sub_params_cat_dim_0", info_.halves);
         add_list(info, "autotp_unsupported_parameter_patterns", info_.unsupported);
         if (const auto several = find(info, "parameter_with_sub_params"))
-            for (const Value& one : several->items()) add_several(one);
+            for (const Value& one : items_of(*several)) add_several(one);
         if (const auto widths = find(info, "sub_param_shard_widths"))
-            for (const auto& [pattern, rows] : widths->entries()) {
-                ShardWidths& all = info_.widths[pattern];
-                for (const Value& row : rows.items()) all.push_back(row.counts());
+            for (const auto& [pattern, rows] : widths->text_entries()) {
+                ShardWidths all;
+                for (const Value& row : items_of(rows)) all.push_back(counts_of(row));
+                info_.widths.emplace(pattern, std::move(all));
             }
         if (const auto map = find(info, "affine_map")) add_maps(*map);
     }
@@ -168,9 +192,9 @@ private:
         const auto value = find(info, key);
         if (!value) return;
         if (value->is_dict())
-            for (const auto& entry : value->entries()) add_pattern(entry.first, patterns);
+            for (const auto& entry : value->text_entries()) add_pattern(entry.first, patterns);
         else
-            for (const Value& item : value->items()) add_pattern(item.text(), patterns);
+            for (const Value& item : items_of(*value)) add_pattern(item.text(), patterns);
     }
 
     void add_pattern(std::optional<std::string_view> text, PatternList& patterns) const {
@@ -181,8 +205,8 @@ private:
 
     void add_several(const Value& one) {
         const auto shared =
-            std::make_shared<const SubParameters>(sub_parameters(one.at("shape"), one.at("partition_dim").count()));
-        for (const Value& pattern : one.at("patterns").items()) {
+            std::make_shared<const SubParameters>(sub_parameters(one.at("shape"), count_of(one.at("partition_dim"))));
+        for (const Value& pattern : items_of(one.at("patterns"))) {
             add_pattern(pattern.text(), info_.several);
             if (info_.several_parts.size() < info_.several.size()) info_.several_parts.push_back(shared);
         }
@@ -193,7 +217,7 @@ private:
             throw Unusable{"affine_map of universal_checkpoint_info is of an unknown version"};
         const auto params = map.find("params");
         if (!params) return;
-        for (const auto& [pattern, placement] : params->entries()) {
+        for (const auto& [pattern, placement] : params->text_entries()) {
             add_pattern(pattern, info_.placed);
             if (info_.placements.size() < info_.placed.size()) info_.placements.push_back(placement_of(placement));
         }

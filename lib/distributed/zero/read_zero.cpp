@@ -262,9 +262,11 @@ Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& o
         return module_weights(tag, run, options, LayerWeights::all, found, files);
     }
     if (run.stage() == 0 && !run.is_pipeline()) return unnamed_masters(run);
-    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
+    Gathered others;  // only the files of layers or of experts have them
     if (run.is_pipeline() || !run.files.experts.empty())
-        add_without_masters(run, module_weights(tag, run, options, LayerWeights::untrained, found, files), out);
+        others = module_weights(tag, run, options, LayerWeights::untrained, found, files);
+    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
+    add_without_masters(run, std::move(others), out);
     return out;
 }
 
