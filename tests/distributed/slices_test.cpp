@@ -545,7 +545,7 @@ TEST_CASE("rules of a form that nobody writes are a fault, not a guess") {
     CHECK(fault("sub_param_shard_widths", info.dict({{"w", info.list({info.numbers({-1})})}})) != "");
     CHECK(fault("affine_map", info.dict({{"params", info.number(1)}})) != "");
     CHECK(fault("of another framework", info.number(1)) == "");
-    // A set of patterns is a list of them. Keys that are no texts, and members of enumerations, are of another form.
+    // A set of patterns is a list of them. Other keys than texts, and members of enumerations, are of another form.
     const auto set_of = [&](const std::vector<Info::Node>& items) {
         return info.tree.add(StateTree::Sequence{StateTree::Sequence::Kind::set, items});
     };
