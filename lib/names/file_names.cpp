@@ -212,9 +212,9 @@ bool KnownName::is_short() const {
                        [](const NumberInName& one) { return one.digits <= most_digits; });
 }
 
-std::optional<KnownName> known_name(std::string_view file, NameKind first, NameKind last) {
+std::optional<KnownName> known_name(std::string_view file, std::initializer_list<NameKind> kinds) {
     for (const NameRow& row : name_rows) {
-        if (row.kind < first || row.kind > last) continue;
+        if (std::find(kinds.begin(), kinds.end(), row.kind) == kinds.end()) continue;
         Matcher matcher(file);
         if (!matcher.fits(row.pattern)) continue;
         matcher.found.kind = row.kind;
@@ -241,8 +241,12 @@ std::string spelled(const RankedName& name) {
     return text;
 }
 
+constexpr std::initializer_list<NameKind> zero_kinds = {
+    NameKind::zero_model, NameKind::zero_ranked_model,     NameKind::zero_optimizer,   NameKind::zero_expert,
+    NameKind::zero_layer, NameKind::zero_expert_optimizer, NameKind::zero_shared_layer};
+
 std::optional<RankedName> any_zero_name(std::string_view file) {
-    const auto known = known_name(file, NameKind::zero_model, NameKind::zero_shared_layer);
+    const auto known = known_name(file, zero_kinds);
     if (!known || !among(known->text, zero_prefixes)) return std::nullopt;
     RankedName name = numbers_of(*known);
     name.prefix = known->text;
@@ -259,13 +263,13 @@ std::optional<RankedName> zero_name(std::string_view file) {
 }
 
 std::optional<RankedName> dcp_name(std::string_view file) {
-    const auto known = known_name(file, NameKind::dcp_rank_metadata, NameKind::dcp_items);
+    const auto known = known_name(file, {NameKind::dcp_rank_metadata, NameKind::dcp_items});
     if (!known || known->numbers[0].overflows || known->numbers[1].overflows) return std::nullopt;
     return numbers_of(*known);
 }
 
 std::optional<RankedName> shard_file(std::string_view file) {
-    const auto known = known_name(file, NameKind::hf_shard, NameKind::hf_shard);
+    const auto known = known_name(file, {NameKind::hf_shard});
     const auto is_canonical = [file](const NumberInName& one) {
         return one.digits == 5 || (one.digits > 5 && one.digits <= most_digits && file[one.at] != '0');
     };
@@ -274,7 +278,7 @@ std::optional<RankedName> shard_file(std::string_view file) {
 }
 
 std::optional<RankedName> rank_file(std::string_view file) {
-    const auto known = known_name(file, NameKind::sized_rank, NameKind::rank);
+    const auto known = known_name(file, {NameKind::sized_rank, NameKind::rank});
     if (!known || file.starts_with('.') || !known->is_short()) return std::nullopt;
     RankedName name = numbers_of(*known);
     const NumberInName& rank = known->numbers[known->kind == NameKind::sized_rank ? 1 : 0];
@@ -293,11 +297,11 @@ bool is_training_state(const RankedName& rank_file) {
 }
 
 bool is_dcp_metadata(std::string_view file) {
-    return known_name(file, NameKind::dcp_metadata, NameKind::dcp_rank_metadata).has_value();
+    return known_name(file, {NameKind::dcp_metadata, NameKind::dcp_rank_metadata}).has_value();
 }
 
 bool is_item_of_rank(std::string_view file) {
-    const auto known = known_name(file.substr(0, file.rfind('.')), NameKind::item_of_rank, NameKind::item_of_rank);
+    const auto known = known_name(file.substr(0, file.rfind('.')), {NameKind::item_of_rank});
     return known && !known->text.empty();
 }
 

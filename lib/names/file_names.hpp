@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -72,9 +73,9 @@ struct KnownName {
     bool is_short() const;
 };
 
-/// Returns what a name is by the first row that fits, of the rows of the kinds from `first` to `last`.
-std::optional<KnownName> known_name(std::string_view file, NameKind first, NameKind last);
-inline bool is_kind(std::string_view file, NameKind kind) { return known_name(file, kind, kind).has_value(); }
+/// Returns what a name is by the first row that fits, of the rows of some kinds.
+std::optional<KnownName> known_name(std::string_view file, std::initializer_list<NameKind> kinds);
+inline bool is_kind(std::string_view file, NameKind kind) { return known_name(file, {kind}).has_value(); }
 
 /// The numbers in the name of a file that one rank, or several, have written.
 struct RankedName {

@@ -327,13 +327,25 @@ MaybeShape other_weights(const FolderNames& names) {
     return FolderShape{.kind = ShapeKind::file, .files = std::move(weights)};
 }
 
-using Row = MaybeShape (*)(const FolderNames&);
-constexpr Row rows[] = {finished_model, hf_shards, dcp,        unfinished_dcp, known_and_refused, deepspeed_root,
-                        deepspeed_tag,  megatron,  rank_files, lacking_shards, other_weights};
+/// A kind of checkpoint, and where it is looked for besides in the folder itself.
+struct Row {
+    MaybeShape (*find)(const FolderNames&);
+    bool beside_model;  ///< beside a finished model
+    bool inside;        ///< in the folders inside
+};
+constexpr Row rows[] = {
+    {finished_model, false, true}, {hf_shards, true, true},         {dcp, true, true},
+    {unfinished_dcp, true, true},  {known_and_refused, true, true}, {deepspeed_root, true, true},
+    {deepspeed_tag, true, true},   {megatron, true, true},          {rank_files, false, true},
+    {lacking_shards, false, true}, {other_weights, false, false},
+};
 
-FolderShape first_of(std::span<const Row> some, const FolderNames& names) {
-    for (const Row row : some)
-        if (auto shape = row(names)) return std::move(*shape);
+/// Returns what the first of all rows finds, or of those that are looked for `where`.
+FolderShape first_of(const FolderNames& names, bool Row::*where = nullptr) {
+    for (const Row& row : rows) {
+        if (where != nullptr && !(row.*where)) continue;
+        if (auto shape = row.find(names)) return std::move(*shape);
+    }
     return {};
 }
 
@@ -348,7 +360,7 @@ bool passed_over(std::string_view folder) {
 /// enough.
 FolderShape shape_of_inner(const FolderNames& names) {
     constexpr std::string_view pointers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
-    const auto model = first_of(std::span(rows).first(std::size(rows) - 1), names);
+    const auto model = first_of(names, &Row::inside);
     if (model.kind != ShapeKind::nothing || names.folders.empty()) return model;
     for (const std::string_view pointer : pointers)
         if (has(names.files, pointer)) return {.kind = ShapeKind::deepspeed};
@@ -358,7 +370,7 @@ FolderShape shape_of_inner(const FolderNames& names) {
 /// Returns the folders inside that hold a model of their own.
 FileNames components(const FolderNames& names) {
     return folders_where(names, [](const std::string& name, const FolderNames& below) {
-        return !passed_over(name) && holds_checkpoint(first_of(rows, below));
+        return !passed_over(name) && holds_checkpoint(first_of(below));
     });
 }
 
@@ -578,7 +590,7 @@ FolderShape shape_of_files(const FileNames& files) {
 }
 
 FolderShape shape_of_folder(const FolderNames& names) {
-    FolderShape shape = first_of(rows, names);
+    FolderShape shape = first_of(names);
     name_others(names, shape);
     if (!shape.finished || names.below.empty()) return shape;
     if (has(names.files, module_list)) {
@@ -607,7 +619,7 @@ FolderShape shape_of(const FolderNames& names) {
     return shape;
 }
 
-FolderShape shape_beside_model(const FolderNames& names) { return first_of(std::span(rows).subspan(1, 7), names); }
+FolderShape shape_beside_model(const FolderNames& names) { return first_of(names, &Row::beside_model); }
 
 FolderNames names_in(const Folder& folder) {
     FolderNames names = level(folder);

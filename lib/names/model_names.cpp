@@ -93,7 +93,7 @@ bool take_shard(ModelName& name, std::string_view file) {
     std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
         return c == 'O' ? 'o' : c == 'F' ? 'f' : c;
     });
-    const auto known = known_name(lower, NameKind::shard, NameKind::shard);
+    const auto known = known_name(lower, {NameKind::shard});
     if (!known || !known->is_short() || known->text.empty()) return false;
     const auto& [number, shards, none] = known->numbers;
     if (shards.value == 0 || number.value > shards.value) return false;

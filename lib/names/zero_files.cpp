@@ -116,10 +116,11 @@ ZeroFiles sorted(const FileNames& files, const Folder* folder) {
             throw Error(Errc::world_mismatch, "a number in the name of the file " + excerpt(file) + " is above " +
                                                   std::to_string(largest_zero_number) + ", which no run has");
         found.ranked_models = found.ranked_models || name->kind == NameKind::zero_ranked_model;
+        const bool is_layer = name->kind == NameKind::zero_layer || name->kind == NameKind::zero_shared_layer;
         auto& kind = name->kind == NameKind::zero_optimizer          ? found.optimizers
                      : name->kind == NameKind::zero_expert           ? found.experts
                      : name->kind == NameKind::zero_expert_optimizer ? found.expert_optimizers
-                     : name->kind >= NameKind::zero_layer            ? found.layers
+                     : is_layer                                      ? found.layers
                                                                      : found.models;
         kind.push_back({file, *std::move(name)});
     }
