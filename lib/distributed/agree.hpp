@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,10 +32,13 @@ public:
     explicit Agreement(std::string_view first_file, std::string_view path = {}, std::string here = "here")
         : first_file_(first_file), path_(path), here_(std::move(here)) {}
 
-    /// Throws `code` unless the values are equal: "ranks differ in the dtype: F64 here, and F32 in rank_0.pt".
-    template <class T>
-    void operator()(std::string_view what, const T& first, const T& here, Errc code = Errc::ranks_differ) const {
-        if (!(first == here)) differ(what, stated_text(first), stated_text(here), code);
+    /// Throws `code` unless the values are equal: "ranks differ in the dtype: F64 here, and F32 in rank_0.pt". `what`
+    /// is a text, or a function that returns one.
+    template <class What, class T>
+    void operator()(const What& what, const T& first, const T& here, Errc code = Errc::ranks_differ) const {
+        if (first == here) return;
+        if constexpr (std::is_invocable_v<const What&>) differ(what(), stated_text(first), stated_text(here), code);
+        else differ(what, stated_text(first), stated_text(here), code);
     }
     [[noreturn]] void differ(std::string_view what, std::string_view first, std::string_view here,
                              Errc code = Errc::ranks_differ) const {

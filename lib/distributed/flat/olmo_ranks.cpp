@@ -157,7 +157,8 @@ void compare_and_drop(const OlmoRank& first, const std::string& first_file, Olmo
     agree("the number of parameters", first.parameters.size(), rank.parameters.size());
     for (std::size_t i = 0; i < rank.parameters.size(); ++i) {
         agree("the name of a parameter", first.parameters[i].name, rank.parameters[i].name);
-        agree("the shape of " + excerpt(first.parameters[i].name), first.parameters[i].shape, rank.parameters[i].shape);
+        agree([&] { return "the shape of " + excerpt(first.parameters[i].name); }, first.parameters[i].shape,
+              rank.parameters[i].shape);
     }
     for (std::size_t h = 0; h < rank.handles.size(); ++h)
         agree("the dtype", first.handles[h].data.dtype(), rank.handles[h].data.dtype());

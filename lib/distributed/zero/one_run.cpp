@@ -73,7 +73,7 @@ void agree_on_parameters(const Agreement& agree, const Group& first, const Group
     agree("the number of parameters of a group", first.size(), other.size());
     for (std::size_t i = 0; i < first.size(); ++i) {
         agree("the name of a parameter", first[i].name, other[i].name);
-        agree("the shape of " + excerpt(first[i].name), first[i].shape, other[i].shape);
+        agree([&] { return "the shape of " + excerpt(first[i].name); }, first[i].shape, other[i].shape);
     }
 }
 
@@ -180,8 +180,8 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
     file.gaps = {};
     if (file.stage != 3) return;
     for (std::size_t group = 0; group < file.masters.size(); ++group)
-        agree("the number of elements of sub-group " + std::to_string(group), first.masters[group].element_count(),
-              file.masters[group].element_count());
+        agree([&] { return "the number of elements of sub-group " + std::to_string(group); },
+              first.masters[group].element_count(), file.masters[group].element_count());
 }
 
 void compare_sets(const ModelRankFiles& first, const ModelRankFiles& set) {
