@@ -4,7 +4,6 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <variant>
 
@@ -74,9 +73,7 @@ std::optional<StateTree::Node> key_of(std::string_view segment) {
     if (segment == "~true") return true;
     if (segment == "~false") return false;
     if (looks_like_integer(segment)) {
-        std::int64_t value = 0;
-        const auto [end, error] = std::from_chars(segment.data(), segment.data() + segment.size(), value);
-        if (error == std::errc()) return value;
+        if (const auto number = decimal<std::int64_t>(segment)) return *number;
         return StateTree::BigInt{std::string(segment)};
     }
     if (segment.starts_with("~s")) segment.remove_prefix(2);

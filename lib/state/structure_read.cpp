@@ -127,10 +127,7 @@ private:
     }
 
     NodeId integer(const std::string& decimal) {
-        std::int64_t value = 0;
-        const auto [end, error] = std::from_chars(decimal.data(), decimal.data() + decimal.size(), value);
-        const bool whole = end == decimal.data() + decimal.size() && !decimal.empty();
-        if (whole && error == std::errc()) return tree_.add(value);
+        if (const auto value = safemap::decimal<std::int64_t>(decimal)) return tree_.add(*value);
         const std::string_view digits = std::string_view(decimal).substr(decimal.starts_with('-') ? 1 : 0);
         if (digits.empty() || digits.find_first_not_of("0123456789") != digits.npos)
             bad(path_, "invalid integer " + safemap::quoted(decimal));

@@ -11,7 +11,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <iterator>
 #include <set>
@@ -138,9 +137,7 @@ std::string layer_name(std::uint64_t layer, std::optional<std::uint64_t> tensor_
 std::optional<std::uint64_t> layer_of(std::string_view name) {
     const std::size_t end = name.find('.');
     if (end == name.npos || end == 0 || name.find_first_not_of("0123456789") != end) return std::nullopt;
-    std::uint64_t number = 0;
-    const auto [at, error] = std::from_chars(name.data(), name.data() + end, number);
-    return error == std::errc() ? std::optional(number) : std::nullopt;
+    return decimal(name.substr(0, end));
 }
 
 namespace {

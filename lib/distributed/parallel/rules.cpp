@@ -50,6 +50,15 @@ std::uint64_t count_of(const Value& value) {
     return value.count();
 }
 
+/// Returns a number that is not a member of an enumeration, or nothing.
+std::optional<double> real_of(const Value& value) { return value.type().empty() ? value.real() : std::nullopt; }
+
+/// Returns the value of a key of a dictionary, not of an object.
+Value field_of(const Value& dict, std::string_view key) {
+    if (!dict.is_dict()) refuse_form();
+    return dict.at(key);
+}
+
 std::vector<std::uint64_t> counts_of(const Value& list) {
     std::vector<std::uint64_t> numbers;
     for (const Value& item : items_of(list)) numbers.push_back(count_of(item));
@@ -91,18 +100,18 @@ Shape place_of(const Value& view, const Shape& extent, const Shape& shape) {
 }
 
 void read_piece(std::size_t rank, const Value& piece, Placement& placed) {
-    const Shape extent = shape_of(piece.at("shape"));
-    if (const auto scale = piece.find("scale"); scale && scale->real().value_or(0) != 1.0)
+    const Shape extent = shape_of(field_of(piece, "shape"));
+    if (const auto scale = piece.find("scale"); scale && real_of(*scale).value_or(0) != 1.0)
         throw Unusable{"its ranks hold scaled values"};
     if (*element_count(extent) == 0) return;
-    placed.pieces.push_back({rank, place_of(piece.at("source"), extent, placed.shape), extent,
-                             place_of(piece.at("dest"), extent, placed.slices[rank])});
+    placed.pieces.push_back({rank, place_of(field_of(piece, "source"), extent, placed.shape), extent,
+                             place_of(field_of(piece, "dest"), extent, placed.slices[rank])});
 }
 
 /// Reads one affine map.
 void read_map(const Value& map, Placement& placed) {
-    placed.shape = shape_of(map.at("logical_shape"));
-    const Value ranks = map.at("ranks");
+    placed.shape = shape_of(field_of(map, "logical_shape"));
+    const Value ranks = field_of(map, "ranks");
     const auto by_rank = ranks.entries();
     if (by_rank.size() != ranks.size()) refuse_form();  // a key is neither a text nor an integer
     placed.slices.resize(by_rank.size());
@@ -111,8 +120,8 @@ void read_map(const Value& map, Placement& placed) {
         const auto rank = decimal<std::size_t>(key);  // JSON makes it a text
         if (!rank || key.size() > 9 || *rank >= by_rank.size() || seen[*rank]) refuse_form();
         seen[*rank] = true;
-        placed.slices[*rank] = shape_of(value.at("shard_shape"));
-        for (const Value& piece : items_of(value.at("pieces"))) read_piece(*rank, piece, placed);
+        placed.slices[*rank] = shape_of(field_of(value, "shard_shape"));
+        for (const Value& piece : items_of(field_of(value, "pieces"))) read_piece(*rank, piece, placed);
     }
 }
 
@@ -160,8 +169,9 @@ public:
 private:
     void read_keys(const Value& info) {
         if (const auto version = find(info, "universal_checkpoint_version")) {
-            if (!version->real() || !version->type().empty()) refuse_form();
-            info_.version = *version->real();
+            const auto number = real_of(*version);
+            if (!number) refuse_form();
+            info_.version = *number;
         }
         if (const auto size = find(info, "original_vocab_size")) info_.vocabulary = count_of(*size);
         add_list(info, "vocabulary_parameter_patterns", info_.vocabulary_names);
@@ -204,16 +214,17 @@ private:
     }
 
     void add_several(const Value& one) {
-        const auto shared =
-            std::make_shared<const SubParameters>(sub_parameters(one.at("shape"), count_of(one.at("partition_dim"))));
-        for (const Value& pattern : items_of(one.at("patterns"))) {
+        const auto shared = std::make_shared<const SubParameters>(
+            sub_parameters(field_of(one, "shape"), count_of(field_of(one, "partition_dim"))));
+        for (const Value& pattern : items_of(field_of(one, "patterns"))) {
             add_pattern(pattern.text(), info_.several);
             if (info_.several_parts.size() < info_.several.size()) info_.several_parts.push_back(shared);
         }
     }
 
     void add_maps(const Value& map) {
-        if (const auto version = map.find("version"); version && version->real().value_or(2) > 1)
+        if (!map.is_dict()) return;
+        if (const auto version = map.find("version"); version && real_of(*version).value_or(2) > 1)
             throw Unusable{"affine_map of universal_checkpoint_info is of an unknown version"};
         const auto params = map.find("params");
         if (!params) return;

@@ -1,8 +1,7 @@
 // From the names of a tag's files to the contents of a checkpoint. The order of the steps:
 //
 //   read_files        all files of all ranks, in parallel, compared with those of the first rank
-//   gather_all        whole tensors of each model rank, merged over tensor parallelism, pipelines and experts
-//   weights_of        the modules, or the masters and what has none
+//   weights_of        the modules, or the masters (gather_all) and what has none, merged over model ranks
 //   set_gathered      tensors, ties and notes
 //   set_optimizer     what is read on request
 #include "distributed/zero/read_zero.hpp"
