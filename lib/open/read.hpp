@@ -48,9 +48,6 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
 /// Calls read(i, faults) for each of several files, on as many threads as `work` says. Returns the faults of each.
 std::vector<std::vector<Error>> read_each(std::size_t files, const Work& work,
                                           const std::function<void(std::size_t i, FaultSink& faults)>& read);
-/// Reads the files of several ranks. `files` are paths in `folder` that begin with the folder of the rank. Merges
-/// nothing.
-Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
 /// Lists the records of a torch file that is a zip: their checksums, and the deflated records without one. Sets only
 /// `stored` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
 /// records.
@@ -69,30 +66,26 @@ struct RunFiles {
 /// Returns the files of ranks in a folder of DeepSpeed or of rank files, by their names alone: for folders that cannot
 /// be opened.
 RunFiles files_of_run(const std::filesystem::path& path);
-/// Reads a folder of DeepSpeed, whose shape is deepspeed or universal.
-Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                        const OpenOptions& options);
-/// Files of ranks: names in the folder.
-struct RankSet {
-    std::shared_ptr<const Folder> folder = {};
-    FileNames files = {};
-};
+
+/// The reader of a kind of folder.
+using FolderReader = Contents(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                              const OpenOptions& options, FaultSink& faults);
+FolderReader read_deepspeed;
+FolderReader read_dcp;
+FolderReader read_hf_shards;
+FolderReader read_megatron;   ///< merges nothing
+FolderReader read_rank_sets;  ///< the set of the optimizer on request
 /// Reads the files of one set, one for each rank. If they are those of an optimizer, `model` are those of its model.
-Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model = {});
+Contents read_rank_set(const RunFiles& set, const OpenOptions& options, const RunFiles& model = {});
 /// Lets a model give the state of its optimizer, which is beside it under the name `where`.
 void add_optimizer(Contents& contents, const std::string& where, std::function<Contents()> optimizer);
-/// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
-Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
-                  FaultSink& faults);
-/// Reads Hugging Face shards: safetensors files that hold parts of tensors.
-Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                        const OpenOptions& options, FaultSink& faults);
-/// Returns a note for a file of that name that is opened by itself, if it is one of Hugging Face shards.
-std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name);
+/// Returns a note for a file that is opened by itself, if it is one of the files of such a folder.
+using NoteOfFile = std::optional<std::string>(const std::filesystem::path& file, const Contents& contents);
+NoteOfFile note_of_deepspeed_file;
+NoteOfFile note_of_hf_shard;
+NoteOfFile note_of_file;  ///< of any kind of folder
 /// Returns a note for a file of that name of a finished model, if its metadata says that its tensors are parts.
 std::optional<std::string> note_of_parts(const Contents& contents, std::string_view name);
-/// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
-std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);

@@ -7,6 +7,7 @@
 #include "distributed/zero/read_zero.hpp"
 #include "names/file_names.hpp"
 #include "names/zero_files.hpp"
+#include "open/layouts.hpp"
 #include "open/read.hpp"
 
 #include <safemap/advanced/file.hpp>
@@ -39,18 +40,36 @@ distributed::ZeroTag tag_of(const std::shared_ptr<const Folder>& folder, const F
 }  // namespace
 
 Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                        const OpenOptions& options) {
-    const bool universal = shape.kind == ShapeKind::universal;
-    return (universal ? distributed::read_universal_tag : distributed::read_zero)(tag_of(folder, shape), options);
+                        const OpenOptions& options, FaultSink& faults) {
+    const auto read = shape.kind == ShapeKind::universal ? distributed::read_universal_tag : distributed::read_zero;
+    Contents contents;
+    reporting(faults, [&] { about_file(folder->name(), [&] { contents = read(tag_of(folder, shape), options); }); });
+    return contents;
 }
 
-Contents read_rank_files(const RankSet& set, const OpenOptions& options, const RankSet& model) {
+Contents read_rank_set(const RunFiles& set, const OpenOptions& options, const RunFiles& model) {
     distributed::RankFiles files{.folder = set.folder, .files = set.files};
     if (!options.manifest.empty()) files.manifest = open_file(options.manifest, mapping_of(options.access));
     if (model.folder)
         files.model = std::make_shared<distributed::RankFiles>(
             distributed::RankFiles{.folder = model.folder, .files = model.files});
     return distributed::read_rank_files(files, options);
+}
+
+Contents read_rank_sets(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                        const OpenOptions& options, FaultSink& faults) {
+    Contents contents;
+    reporting(faults, [&] {
+        about_file(folder->name(), [&] { contents = read_rank_set({folder, shape.present}, options); });
+        if (shape.optimizer.empty()) return;
+        const auto set = names::rank_file(shape.optimizer.front());
+        add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
+            return about_file(folder->name(), [&] {
+                return read_rank_set({folder, shape.optimizer}, options, {folder, shape.files});
+            });
+        });
+    });
+    return contents;
 }
 
 FileNames optimizer_files(const Folder& folder, const FileNames& files) {
@@ -67,11 +86,14 @@ FileNames optimizer_files(const Folder& folder, const FileNames& files) {
 
 Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
                   FaultSink& faults) {
-    return distributed::read_dcp(folder, shape.files, options, faults);
+    Contents contents;
+    PathSink about(faults, folder->name());
+    reporting(about, [&] { contents = distributed::read_dcp(folder, shape.files, options, about); });
+    return contents;
 }
 
-std::optional<std::string> note_of_deepspeed_file(std::string_view name) {
-    const auto parsed = names::zero_name(name);
+std::optional<std::string> note_of_deepspeed_file(const std::filesystem::path& file, const Contents& /*contents*/) {
+    const auto parsed = names::zero_name(file.filename().native());
     if (!parsed) return std::nullopt;
     if (parsed->kind == names::NameKind::zero_optimizer || parsed->kind == names::NameKind::zero_ranked_model)
         return "this is the part of rank " + std::to_string(parsed->rank) +
@@ -90,12 +112,13 @@ void add_prefix(const std::string& prefix, Contents& contents) {
 
 }  // namespace
 
-Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults) {
+Contents read_megatron(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                       const OpenOptions& options, FaultSink& faults) {
     Joined joined;
     OpenOptions parts = options;
     parts.as_parts = true;
-    for (const std::string& file : files) {
-        const auto source = folder.open(file);
+    for (const std::string& file : shape.files) {
+        const auto source = folder->open(file);
         if (!source) throw Error(Errc::rank_missing, excerpt(file) + " cannot be opened as a file");
         Contents one = read_file(source, parts, faults);
         add_prefix(file.substr(0, file.rfind('/') + 1), one);
@@ -103,10 +126,10 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
         state::move_to_end(one.aliases, joined.contents.aliases);
         joined.add(one, file);
     }
-    joined.contents.layout = TrainingLayout{.kind = "megatron", .world_size = files.size()};
+    joined.contents.layout = TrainingLayout{.kind = "megatron", .world_size = shape.files.size()};
     joined.contents.notes.insert(
         joined.contents.notes.begin(),
-        std::to_string(files.size()) +
+        std::to_string(shape.files.size()) +
             " Megatron ranks, listed one by one and never merged: each tensor is the part of its "
             "rank");
     return std::move(joined.contents);

@@ -2,6 +2,9 @@
 #include "base/faults.hpp"
 #include "base/folder.hpp"
 #include "base/text.hpp"
+#include "io/file_folder.hpp"
+#include "names/model_names.hpp"
+#include "names/rank_names.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
 #include "safetensors/shard_files.hpp"
@@ -9,6 +12,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -47,54 +51,76 @@ Contents read_numbered(const std::shared_ptr<const Folder>& folder, const Folder
     return contents;
 }
 
-Contents read_megatron(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                       const OpenOptions& options, FaultSink& faults) {
-    return read_ranks(*folder, shape.files, options, faults);
+std::optional<std::string> note_of_numbered_shard(const std::filesystem::path& file, const Contents& /*contents*/) {
+    const auto set = names::set_of_shard(file.filename().native());
+    if (!set) return std::nullopt;
+    return "this is one of " + std::to_string(set->name.shards) + " shards; the whole checkpoint is in the files " +
+           excerpt(set->text());
 }
 
-Contents read_zero(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
-                   FaultSink& faults) {
-    Contents contents;
-    reporting(faults, [&] { about_file(folder->name(), [&] { contents = read_deepspeed(folder, shape, options); }); });
-    return contents;
+std::optional<std::string> note_of_rank_file(const std::filesystem::path& file, const Contents& /*contents*/) {
+    const auto one = names::rank_file(file.filename().native());
+    if (!one) return std::nullopt;
+    std::uint64_t ranks = 0;
+    try {
+        const auto folder = open_folder(file.has_parent_path() ? file.parent_path() : ".", Mapping::never);
+        ranks = names::ranks_in_set(*one, folder->list());
+    } catch (const Error&) {  // the folder cannot be listed
+    }
+    if (ranks < 2) return std::nullopt;
+    return "this is rank " + std::to_string(one->rank) + " of " + std::to_string(ranks) +
+           "; the whole checkpoint is in the files " + excerpt(one->set);
 }
 
-Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
-                  FaultSink& faults) {
-    Contents contents;
-    reporting(faults, [&] {
-        about_file(folder->name(), [&] { contents = read_rank_files({folder, shape.present}, options); });
-        if (shape.optimizer.empty()) return;
-        const auto set = names::rank_file(shape.optimizer.front());
-        add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {
-            return about_file(folder->name(), [&] {
-                return read_rank_files({folder, shape.optimizer}, options, {folder, shape.files});
-            });
-        });
-    });
-    return contents;
+FileNames list_set(const Folder& /*folder*/, const FolderShape& shape) { return shape.present; }
+
+/// Adds the torch files in a folder, and in `levels` levels of folders below it, as paths that begin with `prefix`.
+void add_files(const Folder& folder, const std::string& prefix, int levels, FileNames& files) {
+    for (const std::string& name : folder.list())
+        if (name.ends_with(".pt")) files.push_back(prefix + name);
+    if (levels == 0) return;
+    for (const std::string& name : folder.folders())
+        if (const auto below = folder.folder(name)) add_files(*below, prefix + name + '/', levels - 1, files);
 }
 
-Contents read_metadata(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                       const OpenOptions& options, FaultSink& faults) {
-    Contents contents;
-    PathSink about(faults, folder->name());
-    reporting(about, [&] { contents = read_dcp(folder, shape, options, about); });
-    return contents;
+FileNames list_tag(const Folder& folder, const FolderShape& shape) {
+    FileNames files;
+    // The state of a parameter is in a folder of its own: TAG/zero/PARAMETER/fp32.pt.
+    const int levels = shape.kind == ShapeKind::universal ? 2 : 0;
+    const auto tag = shape.inside ? folder.folder(shape.files.front()) : nullptr;
+    if (tag) add_files(*tag, shape.files.front() + '/', levels, files);
+    else add_files(folder, "", levels, files);
+    return files;
 }
 
-/// The reader of a shape. A shape without a row is not read.
-struct Reader {
+/// A kind of folder that is read. layouts.cpp refuses the others.
+struct FolderKind {
     ShapeKind kind;
-    Contents (*read)(const std::shared_ptr<const Folder>&, const FolderShape&, const OpenOptions&, FaultSink&);
+    FolderReader* read;
+    /// Lists the files whose records verify() checks if the folder cannot be opened. Null: none.
+    FileNames (*list_run)(const Folder& folder, const FolderShape& shape) = nullptr;
+    NoteOfFile* note_of_file = nullptr;  ///< of several rows that give a note, the first one counts
 };
 
-constexpr Reader readers[] = {
-    {ShapeKind::index, read_indexed},           {ShapeKind::file, read_only_file}, {ShapeKind::shards, read_numbered},
-    {ShapeKind::megatron_ranks, read_megatron}, {ShapeKind::deepspeed, read_zero}, {ShapeKind::universal, read_zero},
-    {ShapeKind::rank_files, read_set},          {ShapeKind::ranks_lack, read_set}, {ShapeKind::dcp, read_metadata},
-    {ShapeKind::hf_shards, read_hf_shards},
+constexpr FolderKind kinds[] = {
+    {ShapeKind::index, read_indexed},
+    {ShapeKind::file, read_only_file},
+    {ShapeKind::deepspeed, read_deepspeed, list_tag, note_of_deepspeed_file},
+    {ShapeKind::universal, read_deepspeed, list_tag},
+    {ShapeKind::hf_shards, read_hf_shards, nullptr, note_of_hf_shard},
+    {ShapeKind::shards, read_numbered, nullptr, note_of_numbered_shard},
+    {ShapeKind::rank_files, read_rank_sets, list_set, note_of_rank_file},
+    {ShapeKind::ranks_lack, read_rank_sets, list_set},
+    {ShapeKind::megatron_ranks, read_megatron},
+    {ShapeKind::dcp, read_dcp},
 };
+
+/// Returns null for a kind that is not read.
+const FolderKind* kind_of(const FolderShape& shape) {
+    for (const FolderKind& row : kinds)
+        if (row.kind == shape.kind) return &row;
+    return nullptr;
+}
 
 bool is_deepspeed(const FolderShape& shape) {
     return shape.kind == ShapeKind::deepspeed || shape.kind == ShapeKind::universal;
@@ -116,26 +142,23 @@ void note_others(const FolderShape& shape, Contents& contents) {
                              "not read: " + listed(others));
 }
 
-/// Reads a shape that has a reader; returns nothing for any other.
-std::optional<Contents> read_known(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
-                                   const OpenOptions& options, FaultSink& faults) {
-    for (const Reader& reader : readers) {
-        if (reader.kind != shape.kind) continue;
-        Contents contents = reader.read(folder, shape, options, faults);
-        if (shape.finished) contents.model_file = shape.files.front();
-        note_others(shape, contents);
-        return contents;
-    }
-    return std::nullopt;
+/// Reads the folder itself, or throws the error of a kind that is not read.
+Contents read_known(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderNames& names,
+                    const OpenOptions& options, FaultSink& faults) {
+    const FolderKind* const kind = kind_of(shape);
+    if (kind == nullptr) refuse(shape, names, *folder);
+    Contents contents = kind->read(folder, shape, options, faults);
+    if (shape.finished) contents.model_file = shape.files.front();
+    note_others(shape, contents);
+    return contents;
 }
 
 /// Reads the training state beside a finished model that has no values, or beside one that is not wanted.
 Contents read_beside(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderShape& model,
                      const FolderNames& names, const OpenOptions& options, FaultSink& faults) {
-    auto contents = read_known(folder, shape, options, faults);
-    if (!contents) refuse(shape, names, *folder);
-    contents->notes.push_back("read " + listed(shape.files) + "; not read: " + listed(model.files));
-    return *std::move(contents);
+    Contents contents = read_known(folder, shape, names, options, faults);
+    contents.notes.push_back("read " + listed(shape.files) + "; not read: " + listed(model.files));
+    return contents;
 }
 
 Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderNames& names,
@@ -143,11 +166,10 @@ Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderSha
     const FolderShape beside = shape.finished ? names::shape_beside_model(names) : FolderShape();
     const bool wants_state = options.weights != Weights::automatic || options.deepspeed_compat;
     if (wants_state && is_deepspeed(beside)) return read_beside(folder, beside, shape, names, options, faults);
-    auto contents = read_known(folder, shape, options, faults);
-    if (!contents) refuse(shape, names, *folder);
-    if (beside.kind != ShapeKind::nothing && is_not_gathered(*contents))
+    Contents contents = read_known(folder, shape, names, options, faults);
+    if (beside.kind != ShapeKind::nothing && is_not_gathered(contents))
         return read_beside(folder, beside, shape, names, options, faults);
-    return *std::move(contents);
+    return contents;
 }
 
 /// Takes files of any name as Hugging Face shards if their content says so. Names alone do not show that.
@@ -184,11 +206,12 @@ bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
 
 /// Reads the optimizer in a folder beside the model. If both are files of ranks, those of the model can say of which
 /// parameters the state is.
-Contents read_optimizer(const std::shared_ptr<const Folder>& folder, const RankSet& model, const OpenOptions& options) {
+Contents read_optimizer(const std::shared_ptr<const Folder>& folder, const RunFiles& model,
+                        const OpenOptions& options) {
     const Located found = locate(folder, options.max_header_bytes);
     if (found.shape.kind == ShapeKind::rank_files && found.shape.optimizer.empty() && model.folder) {
         Contents contents = about_file(found.folder->name(), [&] {
-            return read_rank_files({found.folder, found.shape.files}, options, model);
+            return read_rank_set({found.folder, found.shape.files}, options, model);
         });
         contents.folder = found.folder;
         return contents;
@@ -209,6 +232,26 @@ void add_optimizer(Contents& contents, const std::string& where, std::function<C
     contents.optimizer = std::move(optimizer);
 }
 
+std::optional<std::string> note_of_file(const std::filesystem::path& file, const Contents& contents) {
+    for (const FolderKind& kind : kinds)
+        if (auto note = kind.note_of_file != nullptr ? kind.note_of_file(file, contents) : std::nullopt) return note;
+    return std::nullopt;
+}
+
+RunFiles files_of_run(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(path, ignored)) return {};
+    CollectFaults unused;
+    RunFiles run;
+    reporting(unused, [&] {
+        const Located found = locate(open_folder(path, Mapping::never));
+        const FolderKind* const kind = kind_of(found.shape);
+        if (kind != nullptr && kind->list_run != nullptr)
+            run = {found.folder, kind->list_run(*found.folder, found.shape)};
+    });
+    return run;
+}
+
 Located locate(std::shared_ptr<const Folder> folder, std::uint64_t max_header_bytes) {
     constexpr int most_levels = 4;  // a link may lead back
     Located found{.folder = std::move(folder)};
@@ -226,7 +269,7 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
         contents.folder = found.folder;
         if (!found.optimizer) return contents;
         contents.optimizer_path = found.optimizer->name();
-        RankSet model;
+        RunFiles model;
         if (found.shape.kind == ShapeKind::rank_files) model = {found.folder, found.shape.files};
         add_optimizer(contents, last_name(found.optimizer->name()) + '/',
                       [folder = found.optimizer, model, options] { return read_optimizer(folder, model, options); });

@@ -98,9 +98,9 @@ Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const Folde
     return contents;
 }
 
-std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name) {
+std::optional<std::string> note_of_hf_shard(const std::filesystem::path& file, const Contents& contents) {
     if (state::find_value(contents.metadata, safetensors::sharding_info_key) == nullptr) return std::nullopt;
-    if (const auto shard = names::shard_file(name))
+    if (const auto shard = names::shard_file(file.filename().native()))
         return "this is the part of rank " + std::to_string(shard->shard) +
                " of Hugging Face shards; open its folder, which gives whole tensors";
     if (!states_parts(contents)) return std::nullopt;

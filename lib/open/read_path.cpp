@@ -3,7 +3,6 @@
 #include "base/text.hpp"
 #include "io/file_folder.hpp"
 #include "names/model_names.hpp"
-#include "names/rank_names.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
@@ -182,26 +181,6 @@ Contents read_matches(const std::filesystem::path& glob, const OpenOptions& opti
         .with_hint("give one of them");
 }
 
-/// Adds a note if the file is one of several that are one checkpoint.
-void note_rank(const std::filesystem::path& path, Contents& contents) {
-    const std::string name = path.filename().native();
-    if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
-    if (auto note = note_of_shard(contents, name)) return contents.notes.push_back(std::move(*note));
-    if (const auto set = names::set_of_shard(name))
-        return contents.notes.push_back("this is one of " + std::to_string(set->name.shards) +
-                                        " shards; the whole checkpoint is in the files " + excerpt(set->text()));
-    const auto one = names::rank_file(name);
-    if (!one) return;
-    std::uint64_t ranks = 0;
-    try {
-        ranks = names::ranks_in_set(*one, open_folder(folder_of(path), Mapping::never)->list());
-    } catch (const Error&) {  // the folder cannot be listed
-    }
-    if (ranks < 2) return;
-    contents.notes.push_back("this is rank " + std::to_string(one->rank) + " of " + std::to_string(ranks) +
-                             "; the whole checkpoint is in the files " + excerpt(one->set));
-}
-
 }  // namespace
 
 Mapping mapping_of(Access access) {
@@ -239,7 +218,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     if (!is_index(*source)) {
         Contents contents = read_file(source, options, faults);
         note_stale_copy(path, options, contents);
-        note_rank(path, contents);
+        if (auto note = note_of_file(path, contents)) contents.notes.push_back(std::move(*note));
         return contents;
     }
     return read_shards(*open_folder(folder_of(path), mapping), source, options, faults);
