@@ -251,18 +251,6 @@ bool is_set(const RankSet& set) {
     return ranks.begin()->first == 0 || lacks_rank_0(set);
 }
 
-FolderShape shape_of_set(const RankSet& set) {
-    FolderShape shape{.kind = ShapeKind::rank_files, .files = set.files(), .present = set.files(), .set = set.name.set};
-    const std::uint64_t ranks = set.name.world_size.value_or(0);
-    if (set.by_rank.size() >= ranks) return shape;
-    shape.kind = ShapeKind::ranks_lack;
-    shape.files.clear();
-    constexpr std::size_t most = 8;
-    for (std::uint64_t rank = 0; rank < ranks && shape.files.size() < most; ++rank)
-        if (!set.by_rank.contains(rank)) shape.files.push_back(file_in_set(shape.set, rank));
-    return shape;
-}
-
 /// Returns the shape of files of ranks. If `listed`, the caller has named the files, so that several of one set are
 /// files of ranks even without that of rank 0.
 MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
@@ -272,14 +260,14 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     const auto holds_state = [](const auto& each) { return is_training_state(each.second.name); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;
-    if (sets.size() == 1) return shape_of_set(sets.begin()->second);
+    if (sets.size() == 1) return made_of(ShapeKind::rank_files, sets.begin()->second.files());
     FileNames globs;
     for (const auto& each : sets) globs.push_back(each.first);
     const auto pair = model_and_optimizer(globs);
     if (!pair) return several(std::move(globs), Several::rank_sets);
-    FolderShape shape = shape_of_set(sets.at(pair->model));
-    shape.optimizer = sets.at(pair->optimizer).files();
-    return shape;
+    return FolderShape{.kind = ShapeKind::rank_files,
+                       .files = sets.at(pair->model).files(),
+                       .optimizer = sets.at(pair->optimizer).files()};
 }
 
 /// Returns the folder of DCP with the optimizer of a set of rank files. accelerate writes `optimizer_0/` beside
@@ -298,7 +286,7 @@ std::string optimizer_beside(const FolderNames& names, const std::string& set) {
 MaybeShape rank_files(const FolderNames& names) {
     MaybeShape shape = shape_of_ranks(names.files, false);
     if (shape && shape->kind == ShapeKind::rank_files && shape->optimizer.empty())
-        shape->optimizer_inside = optimizer_beside(names, shape->set);
+        shape->optimizer_inside = optimizer_beside(names, rank_file(shape->files.front())->set);
     return shape;
 }
 

@@ -40,7 +40,7 @@ enum class ShapeKind : std::uint8_t {
     folder,          ///< the folder to read instead
     deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
     universal,       ///< the folder of the tag, or the folder `zero`
-    rank_files,      ///< the files of one set
+    rank_files,      ///< the files of one set that are there
     dcp,             ///< the metadata
     hf_shards,       ///< the safetensors shards, which have DCP information
 
@@ -55,7 +55,6 @@ enum class ShapeKind : std::uint8_t {
     several,      ///< the models
     bad_tag,      ///< the file that names the tag
     unfinished,   ///< the files that the save has left
-    ranks_lack,   ///< the missing files
     shards_lack,  ///< the numbered shards that are there
 };
 
@@ -84,9 +83,6 @@ struct FolderShape {
     std::string optimizer_inside = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For rank_files and ranks_lack: the files of the set that are there, and the glob of the set.
-    FileNames present = {};
-    std::string set = {};
     std::string fault = {};  ///< for bad_tag
     /// For unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;

@@ -161,8 +161,6 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
         case ShapeKind::bad_tag:
             throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.fault))
                 .with_hint("give the folder of one tag instead");
-        case ShapeKind::ranks_lack:
-            throw Error(Errc::rank_missing, "missing files of " + shape.set + ": " + listed(shape.files));
         case ShapeKind::shards_lack: throw names::lacks_shards(names::shard_sets(shape.files).front());
         default: refuse_nothing(names, folder);
     }

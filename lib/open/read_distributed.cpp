@@ -60,7 +60,7 @@ Contents read_rank_sets(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options, FaultSink& faults) {
     Contents contents;
     reporting(faults, [&] {
-        about_file(folder->name(), [&] { contents = read_rank_set({folder, shape.present}, options); });
+        about_file(folder->name(), [&] { contents = read_rank_set({folder, shape.files}, options); });
         if (shape.optimizer.empty()) return;
         const auto set = names::rank_file(shape.optimizer.front());
         add_optimizer(contents, set ? set->set : listed(shape.optimizer), [folder, shape, options] {

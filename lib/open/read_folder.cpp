@@ -72,7 +72,7 @@ std::optional<std::string> note_of_rank_file(const std::filesystem::path& file, 
            "; the whole checkpoint is in the files " + excerpt(one->set);
 }
 
-FileNames list_set(const Folder& /*folder*/, const FolderShape& shape) { return shape.present; }
+FileNames list_set(const Folder& /*folder*/, const FolderShape& shape) { return shape.files; }
 
 /// Adds the torch files in a folder, and in `levels` levels of folders below it, as paths that begin with `prefix`.
 void add_files(const Folder& folder, const std::string& prefix, int levels, FileNames& files) {
@@ -110,7 +110,6 @@ constexpr FolderKind kinds[] = {
     {ShapeKind::hf_shards, read_hf_shards, nullptr, note_of_hf_shard},
     {ShapeKind::shards, read_numbered, nullptr, note_of_numbered_shard},
     {ShapeKind::rank_files, read_rank_sets, list_set, note_of_rank_file},
-    {ShapeKind::ranks_lack, read_rank_sets, list_set},
     {ShapeKind::megatron_ranks, read_megatron},
     {ShapeKind::dcp, read_dcp},
 };
@@ -135,11 +134,10 @@ bool is_not_gathered(const Contents& contents) {
 void note_others(const FolderShape& shape, Contents& contents) {
     FileNames others = shape.others;
     std::erase_if(others, [&contents](const std::string& name) { return has(contents.files, name); });
-    const bool lacks = shape.kind == ShapeKind::ranks_lack;  // the files of the shape are then those that are missing
-    if (lacks) std::erase_if(others, [&shape](const std::string& name) { return has(shape.present, name); });
     if (others.empty()) return;
-    contents.notes.push_back((lacks ? std::string() : "read " + shape.files.front() + "; ") +
-                             "not read: " + listed(others));
+    const auto rank = shape.kind == ShapeKind::rank_files ? names::rank_file(shape.files.front()) : std::nullopt;
+    const bool lacks = rank && names::ranks_in_set(*rank, shape.files) > shape.files.size();  // the set is not read
+    contents.notes.push_back((lacks ? "" : "read " + shape.files.front() + "; ") + "not read: " + listed(others));
 }
 
 /// Reads the folder itself, or throws the error of a kind that is not read.
