@@ -11,6 +11,7 @@
 #include "distributed/agree.hpp"
 #include "lazy/whole.hpp"
 #include "names/file_names.hpp"
+#include "names/rank_names.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/sharding_info.hpp"
 
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -34,7 +36,7 @@ using safetensors::ShardPlace;
 using state::Contents;
 using state::Replica;
 
-/// The numbers in the names of all files. Empty if a name has none.
+/// The numbers in the names of all files, which are sorted. Empty if a name has none.
 class FileNumbers {
 public:
     explicit FileNumbers(const std::vector<HfFile>& files) {
@@ -50,9 +52,7 @@ public:
 
     std::optional<std::uint64_t> world_size() const {
         if (parsed_.empty()) return std::nullopt;
-        return std::max_element(parsed_.begin(), parsed_.end(),
-                                [](const RankedName& a, const RankedName& b) { return a.shard < b.shard; })
-            ->shard;
+        return parsed_.back().shard;
     }
 
     /// Throws world_mismatch if the files cannot be of one save, in which all ranks have the same number of files.
@@ -74,34 +74,22 @@ public:
     /// Returns a sentence about the numbers that no file has, and sets `of_ranks` if whole ranks are missing. Returns
     /// an empty text if there are no gaps.
     std::string missing(bool& of_ranks) const {
-        std::set<std::uint64_t> ranks;
-        std::set<std::pair<std::uint64_t, std::uint64_t>> known;
-        for (const RankedName& name : parsed_) {
-            ranks.insert(name.shard);
-            known.emplace(name.shard, name.file);
-        }
+        std::map<std::uint64_t, std::set<std::uint64_t>> known;  // files of each rank
+        for (const RankedName& name : parsed_) known[name.shard].insert(name.file);
+        const std::uint64_t last = known.empty() ? 0 : known.rbegin()->first;
         const std::uint64_t files = parsed_.empty() ? 0 : parsed_.front().files;
-        const std::uint64_t last = ranks.empty() ? 0 : *ranks.rbegin();
-        of_ranks = last > ranks.size();
-        const std::uint64_t count = of_ranks ? last - ranks.size() : ranks.size() * files - known.size();
-        std::string names;
-        std::uint64_t listed = 0;
-        const auto list = [&](std::uint64_t rank, std::uint64_t file) {
-            names += (listed++ == 0 ? "" : ", ") +
-                     names::spelled({.kind = names::NameKind::hf_shard, .shard = rank, .file = file, .files = files});
-        };
-        const std::uint64_t most = std::min<std::uint64_t>(count, 8);
-        if (of_ranks) {
-            std::uint64_t rank = 0;
-            while (listed < most)
-                if (!ranks.contains(++rank)) list(rank, 1);
-        } else {
-            for (const std::uint64_t rank : ranks)
-                for (std::uint64_t file = 1; listed < most && file <= files; ++file)
-                    if (!known.contains({rank, file})) list(rank, file);
-        }
-        if (count == 0) return {};
-        return "there is no " + names + (count > listed ? " and " + std::to_string(count - listed) + " more" : "");
+        of_ranks = last > known.size();
+        std::uint64_t count = of_ranks ? last - known.size() : 0;
+        if (!of_ranks)
+            for (const auto& each : known) count += files - std::min<std::uint64_t>(files, each.second.size());
+        names::MissingNames missing(std::min<std::uint64_t>(count, 8));
+        for (std::uint64_t rank = known.contains(0) ? 0 : 1; rank <= last && !missing.is_full(); ++rank)
+            for (std::uint64_t file = 1; file <= (of_ranks ? 1 : files) && !missing.is_full(); ++file)
+                if (!known.contains(rank) || (!of_ranks && !known[rank].contains(file)))
+                    missing.add(names::spelled(
+                        {.kind = names::NameKind::hf_shard, .shard = rank, .file = file, .files = files}));
+        missing.add_unnamed(count - missing.count());
+        return count == 0 ? std::string() : "there is no " + missing.text();
     }
 
     static std::string path_of(const HfFile& file) {

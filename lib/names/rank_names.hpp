@@ -28,17 +28,21 @@ std::uint64_t ranks_in_set(const RankedName& one, const FileNames& files);
 /// The names of missing files, for one message.
 class MissingNames {
 public:
-    static constexpr std::size_t most = 64;  ///< names in the message
+    static constexpr std::size_t most = 64;
+
+    /// The message gives so many names.
+    explicit MissingNames(std::size_t named = most) : named_(named) {}
 
     void add(std::string name);
     void add_unnamed(std::uint64_t count) { count_ += count; }
     std::uint64_t count() const noexcept { return count_; }
     /// Returns true if the message names no more of them.
-    bool is_full() const noexcept { return names_.size() == most; }
+    bool is_full() const noexcept { return names_.size() == named_; }
     /// Returns "a, b and 3 more", with an excerpt() of each name.
     std::string text() const;
 
 private:
+    std::size_t named_;
     std::vector<std::string> names_ = {};
     std::uint64_t count_ = 0;
 };
