@@ -62,6 +62,18 @@ inline const std::string* Value::string() const noexcept { return std::get_if<st
 inline const Value::Array* Value::array() const noexcept { return std::get_if<Array>(&content_); }
 inline const Value::Object* Value::object() const noexcept { return std::get_if<Object>(&content_); }
 
+/// Returns the integers of an array. Calls fail(place, item), which throws, for the first item that is no integer from
+/// 0 on.
+template <class Numbers, class Fail> Numbers unsigned_integers(const Value::Array& items, Fail&& fail) {
+    Numbers numbers;
+    for (const Value& item : items) {
+        const auto number = item.unsigned_integer();
+        if (!number) fail(numbers.size(), item);
+        numbers.push_back(*number);
+    }
+    return numbers;
+}
+
 /// Returns all of `source`, which messages call `what`. Throws Error(code) if it has more than `most` bytes.
 std::string read_text(const Source& source, std::uint64_t most, Errc code, std::string_view what);
 /// Parses `text` and validates all of it: UTF-8, strings, numbers, depth, nothing after the value. Throws Error(code)

@@ -38,13 +38,9 @@ Dtype read_dtype(const json::Value& value) {
 Shape read_shape(const json::Value& value) {
     const json::Value::Array* const dimensions = value.array();
     if (dimensions == nullptr) throw bad_field("'shape' is not an array");
-    Shape shape;
-    for (const json::Value& dimension : *dimensions) {
-        const auto number = dimension.unsigned_integer();
-        if (!number) throw bad_field("dimension " + std::to_string(shape.size()) + " is not an integer of 0 or more");
-        shape.push_back(*number);
-    }
-    return shape;
+    return json::unsigned_integers<Shape>(*dimensions, [](std::size_t d, const json::Value&) {
+        throw bad_field("dimension " + std::to_string(d) + " is not an integer of 0 or more");
+    });
 }
 
 const json::Value& required(const json::Value& tensor, std::string_view key) {

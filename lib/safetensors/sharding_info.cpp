@@ -26,16 +26,11 @@ constexpr std::string_view stored_member = "storage_key";
 Shape numbers_of(const json::Value& value, std::string_view member) {
     const json::Value::Array* const items = value.array();
     if (items == nullptr) fail(member, "a list of integers");
-    Shape numbers;
-    for (const json::Value& item : *items) {
-        const auto number = item.unsigned_integer();
-        if (!number && item.integer())
-            throw Error(Errc::piece_outside,
-                        std::string(member) + " has the negative offset " + std::to_string(*item.integer()));
-        if (!number) fail(member, "a list of integers");
-        numbers.push_back(*number);
-    }
-    return numbers;
+    return json::unsigned_integers<Shape>(*items, [&](std::size_t, const json::Value& item) {
+        if (!item.integer()) fail(member, "a list of integers");
+        throw Error(Errc::piece_outside,
+                    std::string(member) + " has the negative offset " + std::to_string(*item.integer()));
+    });
 }
 
 /// Returns the text of a member, or `fallback` if it is missing.

@@ -39,13 +39,8 @@ const json::Value::Array& list(const json::Value& object, std::string_view name,
 Shape shape_in(const json::Value& object, const std::string& where) {
     const auto& sizes = list(object, "shape", where);
     if (sizes.size() > most_dimensions) fail("the shape of " + where + " has more than 64 dimensions");
-    Shape shape;
-    for (const json::Value& size : sizes) {
-        const auto number = size.unsigned_integer();
-        if (!number) fail("the shape of " + where + " is not a list of integers from 0 on");
-        shape.push_back(*number);
-    }
-    return shape;
+    return json::unsigned_integers<Shape>(
+        sizes, [&](auto&&...) { fail("the shape of " + where + " is not a list of integers from 0 on"); });
 }
 
 std::string text(const json::Value& object, std::string_view name, std::string_view other, const std::string& where) {
