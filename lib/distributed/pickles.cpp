@@ -5,7 +5,9 @@
 #include "base/faults.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
+#include "distributed/values.hpp"
 #include "pickle/memory_share.hpp"
+#include "torch/parts.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -105,6 +107,22 @@ void for_each_pickle(
     for_each_file(folder, files.subspan(1), work, [&](std::size_t i, const auto& source) { read_one(i + 1, source); });
     if (found == nullptr) return;
     for (FoundGlobals& of_file : of_files) found->add_new(std::move(of_file));
+}
+
+std::vector<std::pair<std::string, LazyTensor>> read_tensors(const Folder& folder, std::span<const std::string> files,
+                                                             const Work& work, FoundGlobals* found,
+                                                             std::span<const std::string> prefixes) {
+    std::vector<std::vector<std::pair<std::string, LazyTensor>>> read(files.size());
+    for_each_pickle(folder, files, work, found, [&](std::size_t i, const auto& source, auto& globals) {
+        read[i] = Value(torch::read_parts(source, {}, &globals).tree).tensors();
+    });
+    std::vector<std::pair<std::string, LazyTensor>> all;
+    for (std::size_t i = 0; i < files.size(); ++i)
+        for (auto& [key, tensor] : read[i]) {
+            std::string name = prefixes.empty() ? std::move(key) : prefixes[i] + key;
+            all.emplace_back(name, tensor.renamed(name));
+        }
+    return all;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -75,4 +75,10 @@ void for_each_pickle(
     const Folder& folder, std::span<const std::string> files, const Work& work, FoundGlobals* found,
     const std::function<void(std::size_t, const std::shared_ptr<const Source>&, torch::NamedGlobals&)>& read);
 
+/// Returns the tensors of the dictionary in each file, which it reads as for_each_pickle() does. Their names are the
+/// keys, after the prefix of the file if there are any.
+std::vector<std::pair<std::string, LazyTensor>> read_tensors(const Folder& folder, std::span<const std::string> files,
+                                                             const Work& work, FoundGlobals* found,
+                                                             std::span<const std::string> prefixes = {});
+
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -218,6 +218,13 @@ std::vector<std::pair<std::string, Value>> Value::entries() const {
     return found;
 }
 
+std::vector<std::pair<std::string, LazyTensor>> Value::tensors() const {
+    std::vector<std::pair<std::string, LazyTensor>> named;
+    for (const auto& [name, value] : entries())
+        if (const LazyTensor* const tensor = value.tensor()) named.emplace_back(name, *tensor);
+    return named;
+}
+
 std::vector<std::pair<std::string, Value>> Value::text_entries() const {
     const auto* const dict = read_as<Dict>();
     const auto is_text = [&](const auto& item) {

@@ -67,7 +67,9 @@ public:
     /// Returns the entries of a dictionary whose keys are texts or integers; integers are given as decimal text. Skips
     /// other keys. Throws field_missing if this is not a dictionary.
     std::vector<std::pair<std::string, Value>> entries() const;
-    /// Returns the same of a dictionary all of whose keys are texts. Throws field_missing for anything else.
+    /// Returns those of the entries that are tensors.
+    std::vector<std::pair<std::string, LazyTensor>> tensors() const;
+    /// Returns the entries of a dictionary all of whose keys are texts. Throws field_missing for anything else.
     std::vector<std::pair<std::string, Value>> text_entries() const;
 
     /// Returns an integer, also that of an enumeration: an object of one argument, which is an integer. Returns nothing

@@ -4,9 +4,7 @@
 #include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "distributed/values.hpp"
 #include "names/zero_files.hpp"
-#include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
 
@@ -108,14 +106,6 @@ void require_experts(const std::vector<ZeroFile>& files, std::uint64_t model_ran
                                             std::to_string(layers.size()));
 }
 
-Named tensors_of(const std::shared_ptr<const Source>& source, torch::NamedGlobals& globals) {
-    const torch::Parts parts = torch::read_parts(source, {}, &globals);
-    Named named;
-    for (const auto& [name, value] : Value(parts.tree).entries())
-        if (const LazyTensor* const tensor = value.tensor()) named.emplace_back(name, tensor->renamed(name));
-    return named;
-}
-
 }  // namespace
 
 std::vector<ExpertShare> expert_shares(const Group& parameters, std::uint64_t data_ranks, std::uint64_t partition_count,
@@ -148,10 +138,7 @@ ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const s
     about_file(folder.name(), [&] { require_experts(files, model_rank, experts); });
     ExpertFiles read;
     for (const ZeroFile& file : files) read.files.push_back(file.file);
-    std::vector<Named> tensors(files.size());
-    for_each_pickle(folder, read.files, work, globals,
-                    [&](std::size_t i, const auto& source, auto& named) { tensors[i] = tensors_of(source, named); });
-    for (Named& each : tensors) std::move(each.begin(), each.end(), std::back_inserter(read.weights));
+    read.weights = read_tensors(folder, read.files, work, globals);
     return read;
 }
 

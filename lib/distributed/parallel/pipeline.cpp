@@ -4,9 +4,7 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/agree.hpp"
-#include "distributed/values.hpp"
 #include "names/zero_files.hpp"
-#include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
 
@@ -57,18 +55,6 @@ std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_ran
     return files;
 }
 
-Named tensors_of(const std::shared_ptr<const Source>& source, std::uint64_t layer, torch::NamedGlobals& globals) {
-    const torch::Parts parts = torch::read_parts(source, {}, &globals);
-    Named named;
-    for (const auto& [key, value] : Value(parts.tree).entries()) {
-        const LazyTensor* const tensor = value.tensor();
-        if (tensor == nullptr) continue;
-        std::string name = std::to_string(layer) + '.' + key;
-        named.emplace_back(name, tensor->renamed(name));
-    }
-    return named;
-}
-
 }  // namespace
 
 Gathered join_stages(std::vector<ModelRank> stages) {
@@ -115,16 +101,14 @@ Gathered join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ran
 LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work, FoundGlobals* globals) {
     const std::vector<ZeroFile> files = layer_files(folder, tensor_rank);
     LayerFiles read;
+    std::vector<std::string> prefixes;
     for (const ZeroFile& file : files) {
         read.files.push_back(file.file);
+        prefixes.push_back(std::to_string(file.name.layer) + '.');
         read.numbers.push_back(file.name.layer);
         read.shared = is_shared(file);
     }
-    std::vector<Named> tensors(files.size());
-    for_each_pickle(folder, read.files, work, globals, [&](std::size_t i, const auto& source, auto& named) {
-        tensors[i] = tensors_of(source, files[i].name.layer, named);
-    });
-    for (Named& each : tensors) std::move(each.begin(), each.end(), std::back_inserter(read.weights));
+    read.weights = read_tensors(folder, read.files, work, globals, prefixes);
     return read;
 }
 

@@ -43,14 +43,6 @@ std::vector<Group> groups_of(const Value& shapes) {
     return groups;
 }
 
-/// Returns the tensors of a dictionary, without other values.
-Named tensors_of(const Value& dict) {
-    Named named;
-    for (const auto& [name, value] : dict.entries())
-        if (const LazyTensor* const tensor = value.tensor()) named.emplace_back(name, *tensor);
-    return named;
-}
-
 /// Adds the names of values other than tensors and None.
 void add_objects(const Value& dict, std::vector<std::string>& out) {
     for (const auto& [name, value] : dict.entries())
@@ -113,7 +105,7 @@ void read_shapes(const Value& root, ModelFile& out) {
     }
     if (const auto shapes = root.find("frozen_param_shapes")) out.frozen_shapes = group_of(*shapes);
     if (const auto fragments = root.find("frozen_param_fragments")) {
-        out.frozen = tensors_of(*fragments);
+        out.frozen = fragments->tensors();
         add_objects(*fragments, out.objects);
     }
 }
@@ -139,7 +131,7 @@ bool has_entries(const Value& value) {
 void read_module(const Value& root, ModelFile& out) {
     if (const auto module = root.find("module"); module && module->is_dict()) {
         out.has_module = true;
-        out.module = tensors_of(*module);
+        out.module = module->tensors();
         add_objects(*module, out.objects);
         if (const auto metadata = module->attribute("_metadata"); metadata && metadata->is_dict())
             for (const auto& each : metadata->entries()) out.modules.push_back(each.first);
@@ -242,7 +234,7 @@ std::optional<double> number_of(const Value& dict, std::string_view key) {
 void read_state(const Value& inner, OptimizerFile& out) {
     for (const auto& state : states_of(inner, out.stage, out.masters.size())) {
         const bool is_dict = state && state->is_dict();
-        out.state.push_back(is_dict ? tensors_of(*state) : Named());
+        out.state.push_back(is_dict ? state->tensors() : Named());
         out.steps.push_back(is_dict ? number_of(*state, "step") : std::nullopt);
     }
     const auto base = inner.find(out.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
