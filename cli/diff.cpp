@@ -12,9 +12,7 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <string_view>
-#include <utility>
 
 namespace safemap::cli {
 namespace {

@@ -1,6 +1,5 @@
 // safemap edit: changes the metadata and the tensor names of a file.
 #include "command.hpp"
-#include "parse.hpp"
 #include "progress.hpp"
 #include "rename.hpp"
 #include "signals.hpp"

@@ -7,9 +7,7 @@
 
 #include <CLI/App.hpp>
 
-#include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace safemap::cli {

@@ -10,7 +10,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace safemap::cli {
 namespace {

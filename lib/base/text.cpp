@@ -4,7 +4,6 @@
 #include <safemap/advanced/text.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -7,7 +7,6 @@
 
 #include <safemap/verify.hpp>
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

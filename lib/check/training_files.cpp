@@ -8,7 +8,6 @@
 #include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "base/zstd.hpp"
 #include "check/stretches.hpp"
 #include "open/read.hpp"
 

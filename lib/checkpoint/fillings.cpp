@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <utility>
 

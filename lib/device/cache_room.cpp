@@ -3,7 +3,6 @@
 #include "device/cache.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 #include <vector>
 

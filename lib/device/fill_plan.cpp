@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 namespace safemap::SAFEMAP_ABI::device {
 namespace {

@@ -4,7 +4,6 @@
 #include "lazy/same_tensor.hpp"
 
 #include <optional>
-#include <span>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {

@@ -16,7 +16,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 

@@ -10,7 +10,6 @@
 #include "torch/parts.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <utility>
 

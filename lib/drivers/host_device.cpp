@@ -18,7 +18,6 @@
 #include <fstream>
 #include <new>
 #include <string>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::drivers {
 namespace {

@@ -9,7 +9,6 @@
 #include <sys/mman.h>
 
 #include <memory>
-#include <string>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::drivers {

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <mutex>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::io {
 

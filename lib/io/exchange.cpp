@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <exception>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::io {

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 

@@ -28,7 +28,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <string_view>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::io {

@@ -6,8 +6,6 @@
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/shape.hpp>
 
-#include <memory>
-
 namespace safemap::SAFEMAP_ABI {
 
 /// Numbers, and the scales that they are multiplied by.

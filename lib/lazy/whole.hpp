@@ -6,7 +6,6 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/lazy_tensor.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
 

@@ -6,7 +6,6 @@
 #include "distributed/ranks/read_rank_files.hpp"
 #include "distributed/zero/read_zero.hpp"
 #include "names/file_names.hpp"
-#include "names/zero_files.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
 

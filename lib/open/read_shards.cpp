@@ -8,7 +8,6 @@
 #include "safetensors/index.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <string_view>
 #include <unordered_set>

@@ -11,7 +11,6 @@
 
 #include <optional>
 #include <system_error>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::open {
 

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <unordered_map>
 #include <utility>
 #include <variant>

@@ -12,11 +12,8 @@
 
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::dlpack {
 namespace {

@@ -9,7 +9,6 @@
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

@@ -6,7 +6,6 @@
 #include "torch/rebuild.hpp"
 #include "torch/storage_id.hpp"
 
-#include <span>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::torch {

@@ -38,7 +38,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <string_view>
 #include <unordered_map>
 #include <utility>

@@ -10,7 +10,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <functional>
 #include <optional>

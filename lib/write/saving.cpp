@@ -9,7 +9,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::write {
 

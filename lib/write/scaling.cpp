@@ -19,7 +19,6 @@
 #include <bit>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <set>
 #include <string_view>
 #include <unordered_map>

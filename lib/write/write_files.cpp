@@ -12,8 +12,6 @@
 #include <algorithm>
 #include <deque>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
 

@@ -10,7 +10,6 @@
 #include <safemap/state_tree.hpp>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 

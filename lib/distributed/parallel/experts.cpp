@@ -13,7 +13,6 @@
 #include <map>
 #include <set>
 #include <string_view>
-#include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
 

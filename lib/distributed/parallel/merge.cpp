@@ -17,7 +17,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>

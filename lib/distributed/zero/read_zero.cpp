@@ -22,7 +22,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
