@@ -10,7 +10,7 @@
 #include "io/calls.hpp"
 #include "io/listing.hpp"
 #include "io/note.hpp"
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 #include "io/system.hpp"
 
 #include <fcntl.h>
@@ -100,14 +100,14 @@ std::optional<ExchangeList> ExchangeList::read(int sibling) {
 namespace {
 
 /// Renames the content to the target, which must not exist unless flags say otherwise.
-bool rename_content(const Staged& save, unsigned flags) {
+bool rename_content(const PendingSave& save, unsigned flags) {
     return calls.renameat2(save.sibling.folder(), HiddenSibling::content, save.place.parent.number(),
                            save.place.name.c_str(), flags) == 0;
 }
 
 /// Puts the content into place on file systems whose rename always replaces. A file appears by a hard link, which never
 /// replaces. A folder, or a file without support for links, is renamed after a second check that the place is free.
-void appear_without_flags(const Staged& save) {
+void appear_without_flags(const PendingSave& save) {
     const int sibling = save.sibling.folder();
     const int parent = save.place.parent.number();
     const char* name = save.place.name.c_str();
@@ -126,7 +126,7 @@ void appear_without_flags(const Staged& save) {
 
 }  // namespace
 
-void appear(Staged& save) {
+void appear(PendingSave& save) {
     if (save.is_folder()) save.sync_content();
     save.new_identity = identity_at(save.sibling.folder(), HiddenSibling::content);
     if (save.new_identity.empty()) throw system_error(errno, "examine the new content");
@@ -136,12 +136,12 @@ void appear(Staged& save) {
         if (!flags_unsupported(number)) throw system_error(number, "rename it into place");
         appear_without_flags(save);
     }
-    save.state = Staged::State::appeared;
+    save.state = PendingSave::State::appeared;
     save.sync(save.place.parent.number());
     if (save.sibling.denied() != 0) set_final_mode(save);
     if (save.journal) save.sibling.remove_file(journal_name);
     save.sibling.remove();
-    save.state = Staged::State::committed;
+    save.state = PendingSave::State::committed;
 }
 
 // ---- exchange
@@ -152,17 +152,17 @@ Error replaced_meanwhile() { return Error(Errc::file_changed, "another process r
 
 /// Exchanges the content and the target; returns the error number. If the target has been replaced since the save
 /// began, takes the exchange back, so that nothing is lost, and throws file_changed.
-int exchange(Staged& save) {
+int exchange(PendingSave& save) {
     if (!rename_content(save, RENAME_EXCHANGE)) return errno;
-    save.state = Staged::State::exchanged;
+    save.state = PendingSave::State::exchanged;
     if (identity_at(save.sibling.folder(), HiddenSibling::content) == save.old_identity) return 0;
-    if (rename_content(save, RENAME_EXCHANGE)) save.state = Staged::State::preparing;
+    if (rename_content(save, RENAME_EXCHANGE)) save.state = PendingSave::State::preparing;
     throw replaced_meanwhile();
 }
 
 /// Writes the exchange list. The process that cleans the sibling after the exchange, this one or another, deletes only
 /// files that the list knows.
-void list_exchange(const Staged& save) {
+void list_exchange(const PendingSave& save) {
     using Role = ExchangeList::Role;
     ExchangeList list;
     struct stat status = {};
@@ -188,7 +188,7 @@ void list_exchange(const Staged& save) {
     list.write(save.sibling.folder(), save.durable);
 }
 
-void unlink_what_stays(Staged& save) {
+void unlink_what_stays(PendingSave& save) {
     Linked& linked = save.ours.linked;
     for (const std::string& file : linked.files) calls.unlinkat(save.content.number(), file.c_str(), 0);
     for (auto folder = linked.folders.rbegin(); folder != linked.folders.rend(); ++folder)
@@ -198,7 +198,7 @@ void unlink_what_stays(Staged& save) {
 
 /// Links files that others put into the old folder after its files were linked. A file that cannot be linked is moved
 /// when the old folder is removed.
-void link_latecomers(const Staged& save) noexcept {
+void link_latecomers(const PendingSave& save) noexcept {
     try {
         const auto replaced = save.ours.replaced();
         for (const std::string& name : list_all(save.old.number(), save.target))
@@ -211,25 +211,25 @@ void link_latecomers(const Staged& save) noexcept {
 
 }  // namespace
 
-void exchange_file(Staged& save) {
+void exchange_file(PendingSave& save) {
     const int parent = save.place.parent.number();
     list_exchange(save);
     const int number = exchange(save);
     if (number == 0) {
         save.sync(parent);
-        save.state = Staged::State::committed;
+        save.state = PendingSave::State::committed;
     } else {
         if (!never_possible(number)) throw system_error(number, "rename it into place");
         if (identity_at(parent, save.place.name.c_str()) != save.old_identity) throw replaced_meanwhile();
         if (!rename_content(save, 0)) throw system_error(errno, "rename it into place");
-        save.state = Staged::State::committed;
+        save.state = PendingSave::State::committed;
         adding([](Error& e) { e.with_hint("the new checkpoint is committed, but may not be on disk yet"); },
                [&] { save.sync(parent); });
     }
     save.clear_sibling();
 }
 
-bool exchange_folder(Staged& save) {
+bool exchange_folder(PendingSave& save) {
     if (!Linking(save.old.number(), save.target).run(save.content.number(), save.ours.replaced(), save.ours.linked)) {
         unlink_what_stays(save);
         return false;
@@ -247,19 +247,19 @@ bool exchange_folder(Staged& save) {
     link_latecomers(save);
     save.sync(save.place.parent.number());
     set_final_mode(save);
-    save.state = Staged::State::committed;
+    save.state = PendingSave::State::committed;
     save.clear_sibling();
     return true;
 }
 
-void take_back(Staged& save) noexcept {
+void take_back(PendingSave& save) noexcept {
     const int parent = save.place.parent.number();
     const char* name = save.place.name.c_str();
     // The rename succeeded, but may not be on the disk. The target may no longer be the content, or only ours.
-    if (save.state == Staged::State::appeared && identity_at(parent, name) == save.new_identity &&
+    if (save.state == PendingSave::State::appeared && identity_at(parent, name) == save.new_identity &&
         (!save.is_folder() || save.ours.is_all_of(save.content.number(), save.target)))
         calls.renameat2(parent, name, save.sibling.folder(), HiddenSibling::content, 0);
-    if (save.state == Staged::State::exchanged && !rename_content(save, RENAME_EXCHANGE))
+    if (save.state == PendingSave::State::exchanged && !rename_content(save, RENAME_EXCHANGE))
         return save.sibling.abandon();  // its content is not ours
     if (save.content && save.sibling.denied() != 0) calls.fchmod(save.content.number(), S_IRWXU);
 }

@@ -12,19 +12,19 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-struct Staged;
+struct PendingSave;
 
 /// Renames the content into place if nothing is at the target.
-void appear(Staged& save);
+void appear(PendingSave& save);
 /// Replaces a file. An exchange can be taken back if flushing fails. If the file system has no exchange, a plain rename
 /// replaces the file. Throws file_changed if the target has changed since the save began.
-void exchange_file(Staged& save);
+void exchange_file(PendingSave& save);
 /// Replaces a folder by exchange, with links in the new one to the files that stay. Returns false if this folder cannot
 /// be exchanged; then nothing has changed. Throws file_changed, likewise.
-bool exchange_folder(Staged& save);
+bool exchange_folder(PendingSave& save);
 /// Takes the content back that is at the target, if it is only ours: for a caller that got an error. Leaves the sibling
 /// to the next save if that fails.
-void take_back(Staged& save) noexcept;
+void take_back(PendingSave& save) noexcept;
 
 inline constexpr const char* exchange_list_name = "exchange";
 inline constexpr const char* new_exchange_list_name = "exchange.new";

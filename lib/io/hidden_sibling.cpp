@@ -18,8 +18,8 @@
 #include "io/listing.hpp"
 #include "io/note.hpp"
 #include "io/output.hpp"
+#include "io/pending_save.hpp"
 #include "io/recovery.hpp"
-#include "io/staged.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -18,7 +18,7 @@
 #include "io/file.hpp"
 #include "io/note.hpp"
 #include "io/output.hpp"
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -302,7 +302,7 @@ void finish_commit(int folder, bool durable) {
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
 }
 
-void commit_in_place(Staged& save) {
+void commit_in_place(PendingSave& save) {
     save.sync_content();
     const int target = save.old.number();
     if (!save.inside) {
@@ -317,7 +317,7 @@ void commit_in_place(Staged& save) {
         if (std::find(files.begin(), files.end(), name) == files.end()) removed.push_back(name);
     open_to_readers(save);
     write_commit_list(save.sibling.folder(), target, files, removed, save.durable);
-    save.state = Staged::State::committed;
+    save.state = PendingSave::State::committed;
     try {
         save.sync(target);  // the entry of the sibling
         finish_commit(target, save.durable);

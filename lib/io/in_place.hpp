@@ -11,10 +11,10 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-struct Staged;
+struct PendingSave;
 
 /// Replaces a folder in place. After an error past the commit list, the new content counts, and a hint says so.
-void commit_in_place(Staged& save);
+void commit_in_place(PendingSave& save);
 
 /// The steps that finish a save. The list is a file in the sibling inside the folder: `.safemap-tmp/commit`. As soon as
 /// the list exists, the new content counts: readers look for a listed file in the sibling's content first (see

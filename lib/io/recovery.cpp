@@ -10,7 +10,7 @@
 #include "io/exchange.hpp"
 #include "io/listing.hpp"
 #include "io/note.hpp"
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 #include "io/system.hpp"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 /// Keeps the finished files of a dead process's content. Returns false if it has not saved this job.
-bool resume(Staged& save, const HiddenSibling& dead, Descriptor& content) {
+bool resume(PendingSave& save, const HiddenSibling& dead, Descriptor& content) {
     std::vector<std::string> done;
     save.journal = Journal::resume(dead.folder(), content.number(), save.job, done, save.durable);
     if (!save.journal) return false;
@@ -32,7 +32,7 @@ bool resume(Staged& save, const HiddenSibling& dead, Descriptor& content) {
     return true;
 }
 
-bool continue_old(Staged& save, const HiddenSibling& dead) {
+bool continue_old(PendingSave& save, const HiddenSibling& dead) {
     // After an exchange, the content may be the old folder.
     struct stat status = {};
     if (calls.fstatat(dead.folder(), exchange_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0) return false;
@@ -44,7 +44,7 @@ bool continue_old(Staged& save, const HiddenSibling& dead) {
     return true;
 }
 
-HiddenSibling recover_or_claim(Staged& save, int home, const std::string& name) {
+HiddenSibling recover_or_claim(PendingSave& save, int home, const std::string& name) {
     if (save.resume && !save.job.empty() && save.is_folder()) {
         HiddenSibling dead = HiddenSibling::recover_abandoned(home, name);
         try {
@@ -64,7 +64,7 @@ HiddenSibling recover_or_claim(Staged& save, int home, const std::string& name) 
 
 /// Removes the sibling that a dead save left beside the folder, at a time when the folder could be exchanged. This save
 /// does not need that place, so an error is ignored.
-void clear_beside(Staged& save, const std::string& name) {
+void clear_beside(PendingSave& save, const std::string& name) {
     try {
         HiddenSibling::clear(save.place.parent.number(), name, save.notes);
     } catch (const Error&) {
@@ -72,7 +72,7 @@ void clear_beside(Staged& save, const std::string& name) {
 }
 
 /// `prefix` is the path of the open `folder` in the content.
-void remove_unfinished(const Staged& save, int folder, const std::string& prefix) {
+void remove_unfinished(const PendingSave& save, int folder, const std::string& prefix) {
     for (const std::string& name : list_all(folder, save.target)) {
         const std::string path = prefix + name;
         if (save.finished.count(path) != 0) continue;
@@ -89,9 +89,9 @@ void remove_unfinished(const Staged& save, int folder, const std::string& prefix
 
 }  // namespace
 
-void remove_unfinished(const Staged& save) { remove_unfinished(save, save.content.number(), {}); }
+void remove_unfinished(const PendingSave& save) { remove_unfinished(save, save.content.number(), {}); }
 
-bool take_published(Staged& save) {
+bool take_published(PendingSave& save) {
     struct stat found = {};
     const std::string name = '.' + save.place.name + HiddenSibling::suffix;
     const int parent = save.place.parent.number();
@@ -111,7 +111,7 @@ bool take_published(Staged& save) {
         dead.remove_token();
         save.content = std::move(published);
         save.sibling = std::move(dead);
-        save.state = Staged::State::published;
+        save.state = PendingSave::State::published;
         return true;
     } catch (...) {
         dead.abandon();
@@ -119,14 +119,14 @@ bool take_published(Staged& save) {
     }
 }
 
-void finish_published(Staged& save) {
+void finish_published(PendingSave& save) {
     save.sync(save.place.parent.number());
     save.sibling.remove_file(journal_name);
     save.sibling.remove();
-    save.state = Staged::State::committed;
+    save.state = PendingSave::State::committed;
 }
 
-void claim_sibling(Staged& save) {
+void claim_sibling(PendingSave& save) {
     const int parent = save.place.parent.number();
     const std::string beside = '.' + save.place.name + HiddenSibling::suffix;
     if (!save.old) {

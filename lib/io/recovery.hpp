@@ -9,18 +9,18 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-struct Staged;
+struct PendingSave;
 
 /// Takes the folder at the target if a dead process has put it there as the content of this job: then its journal is
 /// still in the sibling, without the content. Otherwise leaves everything as it is, and returns false.
-bool take_published(Staged& save);
+bool take_published(PendingSave& save);
 /// Does what the dead process did not come to.
-void finish_published(Staged& save);
+void finish_published(PendingSave& save);
 /// Claims the sibling, in the place that suits the target. Takes the content of a dead process if this save resumes its
 /// job; removes what other dead saves have left there.
-void claim_sibling(Staged& save);
+void claim_sibling(PendingSave& save);
 /// Removes the files of the content that are not finished.
-void remove_unfinished(const Staged& save);
+void remove_unfinished(const PendingSave& save);
 
 /// Removes the content of the sibling `name` in the open folder `home`; the sibling is open as `sibling`.
 ///

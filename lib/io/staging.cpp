@@ -125,9 +125,9 @@ void Staging::finished(const std::string& name) {
 }
 
 std::size_t Staging::keep_finished() noexcept {
-    if (save_.state == Staged::State::published) return save_.finished.size();
-    if (save_.state != Staged::State::preparing || !save_.journal || save_.finished.empty()) return 0;
-    save_.state = Staged::State::kept;
+    if (save_.state == PendingSave::State::published) return save_.finished.size();
+    if (save_.state != PendingSave::State::preparing || !save_.journal || save_.finished.empty()) return 0;
+    save_.state = PendingSave::State::kept;
     try {
         remove_unfinished(save_);
         save_.sibling.remove_token();
@@ -144,7 +144,7 @@ void Staging::add_folder(const std::string& name) {
         throw Error(Errc::already_exists,
                     safemap::quoted(name) + " in it is not a folder, but a folder would be written");
     save_.ours.folders.push_back(name);
-    if (save_.state == Staged::State::published) return;
+    if (save_.state == PendingSave::State::published) return;
     // EEXIST: a dead process may have created it.
     if (calls.mkdirat(save_.content.number(), name.c_str(), 0777) != 0 && errno != EEXIST)
         throw system_error(errno, "create the folder " + safemap::quoted(name));
@@ -152,7 +152,7 @@ void Staging::add_folder(const std::string& name) {
 }
 
 OutputFile Staging::add(const std::string& name) {
-    if (save_.state == Staged::State::published) save_.place.require_absent();  // it was changed since
+    if (save_.state == PendingSave::State::published) save_.place.require_absent();  // it was changed since
     save_.ours.files.push_back(name);
     const char* const in_folder = save_.name_in_folder(name);
     OutputFile file = OutputFile::create(save_.home, in_folder, save_.durable);
@@ -165,7 +165,7 @@ std::string Staging::open_to_others() {
         const std::string token = new_token();
         has_token_ = true;
         put_token(save_.sibling.folder(), token, save_.durable);
-        const bool published = save_.state == Staged::State::published;
+        const bool published = save_.state == PendingSave::State::published;
         return std::string(published ? "published" : save_.inside ? "inside" : "beside") + ' ' + token;
     });
 }
@@ -175,7 +175,7 @@ std::string Staging::open_to_others() {
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(save_.target, [&] {
         if (std::exchange(has_token_, false)) save_.sibling.remove_token();
-        if (save_.state == Staged::State::published) return finish_published(save_);
+        if (save_.state == PendingSave::State::published) return finish_published(save_);
         save_.ours.old.assign(old_files.begin(), old_files.end());
         set_permissions(save_);
         if (save_.old) {
@@ -200,8 +200,9 @@ void Staging::require_free() const {
 }
 
 Staging::~Staging() {
-    if (save_.state == Staged::State::committed) return;
-    if (save_.state == Staged::State::published || save_.state == Staged::State::kept) save_.sibling.abandon();
+    if (save_.state == PendingSave::State::committed) return;
+    if (save_.state == PendingSave::State::published || save_.state == PendingSave::State::kept)
+        save_.sibling.abandon();
     else take_back(save_);
 }
 

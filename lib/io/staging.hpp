@@ -2,7 +2,7 @@
 // meanwhile.
 #pragma once
 
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 
 #include <cstddef>
 #include <filesystem>
@@ -41,7 +41,7 @@ struct StagingOptions {
 ///   is inside the folder; a commit list on the disk says what to do, then that is done (see in_place.hpp).
 class Staging {
 public:
-    using Kind = StagedFiles::Kind;
+    using Kind = SiblingFiles::Kind;
 
     /// Locks the place and prepares the sibling. Follows a link to a folder; a link to a file is itself replaced.
     ///
@@ -69,11 +69,11 @@ public:
     /// Creates a new file in the folder. For Kind::file: creates the file itself, and ignores `name`.
     OutputFile add(const std::string& name);
     /// The files that were added, to be opened again.
-    const StagedFiles& files() const noexcept { return save_; }
+    const SiblingFiles& files() const noexcept { return save_; }
     OutputFile reopen(const std::string& name) const { return save_.reopen(name); }
     std::string path_of(const std::string& name) const { return save_.path_of(name); }
 
-    /// Lets other processes write into the files that were added: they make a JoinedStaging of the text that this
+    /// Lets other processes write into the files that were added: they make a JoinedSibling of the text that this
     /// returns. Until commit(), the sibling has a file by which they know it.
     std::string open_to_others();
     /// Records that another process has finished a file, which was added here.
@@ -100,7 +100,7 @@ private:
     void create_content();
     void require_free() const;
 
-    Staged save_;
+    PendingSave save_;
     bool merges_;             ///< the folder must not have any of the new files
     bool has_token_ = false;  ///< the sibling has a token
     std::mutex journaling_;

@@ -10,11 +10,11 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-class StagedFile final : public OpenFile {
+class SiblingFile final : public OpenFile {
 public:
     using Finished = std::function<void()>;
 
-    StagedFile(const io::StagedFiles& files, const std::string& name, bool direct_io, Finished finished)
+    SiblingFile(const io::SiblingFiles& files, const std::string& name, bool direct_io, Finished finished)
         : path_(files.path_of(name)), output_(files.reopen(name)), finished_(std::move(finished)) {
         if (direct_io) output_.bypass_cache();
     }
@@ -41,7 +41,7 @@ private:
 /// Files that another process has made.
 class JoinedFiles : public Destination {
 public:
-    JoinedFiles(const io::StagedFiles& files, const Layout& layout)
+    JoinedFiles(const io::SiblingFiles& files, const Layout& layout)
         : files_(files), direct_io_(io::prefers_direct_io(layout.data_bytes)) {}
 
     std::string path_of(const PlannedFile& file) const override { return files_.path_of(file.name); }
@@ -50,12 +50,12 @@ public:
     bool reads_back() const override { return true; }
 
 protected:
-    std::unique_ptr<OpenFile> open(const PlannedFile& file, StagedFile::Finished finished) const {
-        return std::make_unique<StagedFile>(files_, file.name, direct_io_, std::move(finished));
+    std::unique_ptr<OpenFile> open(const PlannedFile& file, SiblingFile::Finished finished) const {
+        return std::make_unique<SiblingFile>(files_, file.name, direct_io_, std::move(finished));
     }
 
 private:
-    const io::StagedFiles& files_;
+    const io::SiblingFiles& files_;
     bool direct_io_;
 };
 
@@ -65,7 +65,7 @@ public:
 
     std::unique_ptr<OpenFile> adopt(const PlannedFile& file) override {
         if (!staging_.adopt(file.name)) return nullptr;
-        return std::make_unique<StagedFile>(staging_.files(), file.name, false, nullptr);
+        return std::make_unique<SiblingFile>(staging_.files(), file.name, false, nullptr);
     }
     void allocate(const Layout& layout, const PlannedFile& file) override { write::allocate(staging_, layout, file); }
     void finished_by_other(const PlannedFile& file) override { staging_.finished_by_other(file.name); }
@@ -123,7 +123,7 @@ std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& la
     return std::make_unique<OwnFiles>(staging, layout);
 }
 
-std::unique_ptr<Destination> into_joined(const io::JoinedStaging& files, const Layout& layout) {
+std::unique_ptr<Destination> into_joined(const io::JoinedSibling& files, const Layout& layout) {
     return std::make_unique<JoinedFiles>(files, layout);
 }
 

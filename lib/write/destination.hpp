@@ -1,7 +1,7 @@
 // Destinations of the copy engine: the hidden sibling of a save, or a sink of the caller.
 #pragma once
 
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 #include "io/staging.hpp"
 #include "write/file_layout.hpp"
 
@@ -58,7 +58,7 @@ public:
 /// cache if that is faster for the amount of data in `layout`.
 std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& layout);
 /// Returns the destination of files that another process has reserved.
-std::unique_ptr<Destination> into_joined(const io::JoinedStaging& files, const Layout& layout);
+std::unique_ptr<Destination> into_joined(const io::JoinedSibling& files, const Layout& layout);
 /// Returns the destination of the one file that goes to `sink`.
 std::unique_ptr<Destination> into_sink(Sink& sink);
 

@@ -182,7 +182,7 @@ private:
     write::PlannedExtras extras_;
     std::vector<write::PlannedFolder> folders_;
     std::optional<write::Target> target_;      // in the first process
-    std::optional<io::JoinedStaging> joined_;  // in the others
+    std::optional<io::JoinedSibling> joined_;  // in the others
 };
 
 SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {

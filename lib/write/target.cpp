@@ -147,7 +147,7 @@ void require_stem_opens(const std::filesystem::path& path, const std::vector<std
     if (shape.files != std::vector<std::string>{file}) refuse_other_model(path, shape, file);
 }
 
-io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
+io::JoinedSibling join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
     return {out, kind_of(out, options), options.overwrite ? io::Existing::replace : io::Existing::merge, key,
             options.durable};
 }

@@ -1,7 +1,7 @@
 // The target of a save: a file or a folder, new or replacing an old one.
 #pragma once
 
-#include "io/staged.hpp"
+#include "io/pending_save.hpp"
 #include "io/staging.hpp"
 
 #include <safemap/save.hpp>
@@ -43,7 +43,7 @@ private:
 
 /// Returns the files of a target that another process has made, with the same options. `key` is what
 /// Staging::open_to_others() has returned there. Throws invalid_argument if it is another target.
-io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key);
+io::JoinedSibling join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key);
 
 /// Returns true if `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);

@@ -42,7 +42,7 @@ struct Place {
 };
 
 /// Files that are written into a sibling, by the process that has made it or by another one.
-struct StagedFiles {
+struct SiblingFiles {
     enum class Kind : std::uint8_t { file, folder };
 
     bool is_folder() const noexcept { return kind == Kind::folder; }
@@ -72,8 +72,8 @@ struct Ours {
     bool is_all_of(int content, const std::string& path) const;
 };
 
-/// The state of a Staging.
-struct Staged : StagedFiles {
+/// A save that is being prepared: the state of a Staging.
+struct PendingSave : SiblingFiles {
     enum class State : std::uint8_t {
         preparing,
         published,  ///< a dead process has put the content at the target
@@ -121,11 +121,11 @@ std::string identity_at(int folder, const char* name);
 /// 1. of the file or folder that they replace
 /// 2. of the first file of the old model, in a folder that is replaced; inner folders, of the target
 /// 3. as the umask wanted: takes back what HiddenSibling::grant() added
-void set_permissions(const Staged& save);
+void set_permissions(const PendingSave& save);
 /// Lets every user that may read the replaced folder read the new content, from the moment it counts.
-void open_to_readers(const Staged& save);
+void open_to_readers(const PendingSave& save);
 /// Sets the permissions of the folder itself. Last, because they may forbid moving it.
-void set_final_mode(const Staged& save);
+void set_final_mode(const PendingSave& save);
 
 // Name of the file in a sibling that shows other processes that they see the same sibling.
 inline constexpr const char* token_name = "token";
@@ -138,11 +138,11 @@ void put_token(int sibling, const std::string& token, bool durable);
 
 /// The files of a sibling that another process has made. Holds their folder open, so that files of another save that
 /// comes later are never written to.
-struct JoinedStaging : StagedFiles {
+struct JoinedSibling : SiblingFiles {
     /// Finds the sibling of `target` and compares its token. `key` is what Staging::open_to_others() returned in the
     /// other process. Network file systems may show a new file late, so it looks for a few seconds. Throws
     /// invalid_argument if the target is not the one of the other process, and what opening throws.
-    JoinedStaging(const std::filesystem::path& target, Kind kind, Existing existing, const std::string& key,
+    JoinedSibling(const std::filesystem::path& target, Kind kind, Existing existing, const std::string& key,
                   bool durable);
 
     Descriptor files;  ///< their folder

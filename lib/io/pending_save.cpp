@@ -1,9 +1,9 @@
 // Parts of a save that is being prepared. From top to bottom:
 //   Place                    where the target is
-//   StagedFiles, Ours        files of the save
+//   SiblingFiles, Ours       files of the save
 //   set_permissions()        owners and permissions of files, inner folders and the folder itself
-//   JoinedStaging            finds a sibling by its token (tests/io/joined_staging_test.cpp)
-#include "io/staged.hpp"
+//   JoinedSibling            finds a sibling by its token (tests/io/joined_sibling_test.cpp)
+#include "io/pending_save.hpp"
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
@@ -84,13 +84,13 @@ std::string identity_at(int folder, const char* name) {
 
 // ---- files
 
-const char* StagedFiles::name_in_folder(const std::string& name) const noexcept {
+const char* SiblingFiles::name_in_folder(const std::string& name) const noexcept {
     return is_folder() ? name.c_str() : HiddenSibling::content;
 }
 
-std::string StagedFiles::path_of(const std::string& name) const { return is_folder() ? target + "/" + name : target; }
+std::string SiblingFiles::path_of(const std::string& name) const { return is_folder() ? target + "/" + name : target; }
 
-OutputFile StagedFiles::reopen(const std::string& name) const {
+OutputFile SiblingFiles::reopen(const std::string& name) const {
     Descriptor descriptor = open_at(home, name_in_folder(name), O_WRONLY | O_NOFOLLOW);
     if (!descriptor) throw system_error(errno, "open it again");
     return OutputFile(std::move(descriptor), durable);
@@ -120,7 +120,7 @@ bool Ours::is_all_of(int content, const std::string& path) const {
     }
 }
 
-void Staged::sync_content() const {
+void PendingSave::sync_content() const {
     sync(content.number());
     const auto sync_inner = [this](const std::string& path) {
         const Descriptor open = open_inner(content.number(), path);
@@ -131,7 +131,7 @@ void Staged::sync_content() const {
     for (const Linked::Folder& inner : ours.linked.folders) sync_inner(inner.path);
 }
 
-void Staged::clear_sibling() {
+void PendingSave::clear_sibling() {
     if (!sibling) return;
     try {
         sibling.remove_content(notes);
@@ -148,7 +148,7 @@ void Staged::clear_sibling() {
 
 namespace {
 
-void set_file_permissions(const Staged& save, const std::string& file, const struct stat& old, bool there) {
+void set_file_permissions(const PendingSave& save, const std::string& file, const struct stat& old, bool there) {
     if (!there && save.sibling.denied() == 0) return;
     const char* name = save.name_in_folder(file);
     struct stat now = {};
@@ -159,7 +159,7 @@ void set_file_permissions(const Staged& save, const std::string& file, const str
         throw system_error(errno, "set the permissions of " + safemap::quoted(file));
 }
 
-void set_folder_permissions(const Staged& save, const std::string& name) {
+void set_folder_permissions(const PendingSave& save, const std::string& name) {
     struct stat old = {};
     if (calls.fstatat(save.old.number(), name.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0 &&
         calls.fstat(save.old.number(), &old) != 0)
@@ -171,7 +171,7 @@ void set_folder_permissions(const Staged& save, const std::string& name) {
 
 }  // namespace
 
-void set_permissions(const Staged& save) {
+void set_permissions(const PendingSave& save) {
     struct stat model = {};
     bool has_model = false;
     const int target = save.old.number();
@@ -197,7 +197,7 @@ void set_permissions(const Staged& save) {
     for (const std::string& name : save.ours.folders) set_folder_permissions(save, name);
 }
 
-void open_to_readers(const Staged& save) {
+void open_to_readers(const PendingSave& save) {
     const struct stat old = examine(save.old.number());
     const auto give = [&](int home, const char* name, int descriptor) {
         give_owner(home, name, old);
@@ -208,7 +208,7 @@ void open_to_readers(const Staged& save) {
     if (save.inside) give(save.old.number(), HiddenSibling::suffix, save.sibling.folder());
 }
 
-void set_final_mode(const Staged& save) {
+void set_final_mode(const PendingSave& save) {
     if (!save.is_folder()) return;
     const int content = save.content.number();
     struct stat now = {};
@@ -263,9 +263,9 @@ void put_token(int sibling, const std::string& token, bool durable) {
              [&](int) { return std::string(first_words) + token; });
 }
 
-JoinedStaging::JoinedStaging(const std::filesystem::path& path, Kind kind_of_target, Existing existing,
+JoinedSibling::JoinedSibling(const std::filesystem::path& path, Kind kind_of_target, Existing existing,
                              const std::string& key, bool is_durable)
-    : StagedFiles{.kind = kind_of_target, .durable = is_durable} {
+    : SiblingFiles{.kind = kind_of_target, .durable = is_durable} {
     const Place place(path, existing != Existing::refuse && is_folder());
     target = place.target;
     const std::string_view where = std::string_view(key).substr(0, key.find(' '));

@@ -1,8 +1,8 @@
-// Tests of JoinedStaging (staged.hpp): another process finds the files of a save by their token, and writes into them.
-// Here, the other process is the same one: it knows the target and the key only.
+// Tests of JoinedSibling (pending_save.hpp): another process finds the files of a save by their token, and writes into
+// them. Here, the other process is the same one: it knows the target and the key only.
 #include "doctest_safemap.hpp"
+#include "io/pending_save.hpp"
 #include "io/scripted_calls.hpp"
-#include "io/staged.hpp"
 #include "io/staging.hpp"
 #include "temp_dir.hpp"
 
@@ -19,10 +19,10 @@
 #include <thread>
 #include <vector>
 
-namespace joined_staging_test {
+namespace joined_sibling_test {
 
 using namespace safemap;
-using io::JoinedStaging;
+using io::JoinedSibling;
 using io::Staging;
 namespace fs = std::filesystem;
 
@@ -33,7 +33,7 @@ std::span<const std::byte> bytes_of(std::string_view text) { return std::as_byte
 /// The other process writes the second half of a file that this one has created.
 void write_half(const fs::path& target, Staging::Kind kind, io::Existing existing, const std::string& key,
                 const std::string& name) {
-    const JoinedStaging joined(target, kind, existing, key, false);
+    const JoinedSibling joined(target, kind, existing, key, false);
     CHECK(joined.path_of(name) == (kind == Staging::Kind::folder ? (target / name).native() : target.native()));
     io::OutputFile file = joined.reopen(name);
     file.write_at(5, bytes_of("other"));
@@ -49,7 +49,7 @@ void begin_file(Staging& staging, const std::string& name) {
 
 Error refused(const fs::path& target, const std::string& key) {
     const auto error =
-        error_of([&] { const JoinedStaging joined(target, Staging::Kind::folder, io::Existing::refuse, key, false); });
+        error_of([&] { const JoinedSibling joined(target, Staging::Kind::folder, io::Existing::refuse, key, false); });
     REQUIRE(error);
     return *error;
 }
@@ -128,7 +128,7 @@ TEST_CASE("a token that appears late is found") {
         fs::rename(dir / "token", token);
     });
     const auto error = error_of(
-        [&] { const JoinedStaging joined(dir / "out", Staging::Kind::folder, io::Existing::refuse, key, false); });
+        [&] { const JoinedSibling joined(dir / "out", Staging::Kind::folder, io::Existing::refuse, key, false); });
     late.join();
     CHECK_FALSE(error);
 }
@@ -138,7 +138,7 @@ TEST_CASE("what is committed or removed cannot be written to") {
     auto staging = std::make_unique<Staging>(dir / "out", Staging::Kind::folder);
     const std::string key = staging->open_to_others();
     begin_file(*staging, "a");
-    const JoinedStaging joined(dir / "out", Staging::Kind::folder, io::Existing::refuse, key, false);
+    const JoinedSibling joined(dir / "out", Staging::Kind::folder, io::Existing::refuse, key, false);
     staging.reset();
     Staging next(dir / "out", Staging::Kind::folder);
     begin_file(next, "a");
@@ -173,4 +173,4 @@ TEST_CASE("a process that continues the save of several removes their token, als
     }
 }
 
-}  // namespace joined_staging_test
+}  // namespace joined_sibling_test
