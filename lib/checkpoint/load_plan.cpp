@@ -32,18 +32,18 @@ LazyTensor named(const LazyTensor& tensor, std::string_view name) {
 using Items = std::vector<checkpoint::NamedShape>;
 
 /// Returns the results of `make` for all elements.
-template <class List, class Make> auto made_of(const List& list, Make&& make) {
+template <class List, class Make> auto map_each(const List& list, Make&& make) {
     std::vector<decltype(make(list.front()))> made;
     for (const auto& one : list) made.push_back(make(one));
     return made;
 }
 
 Items items_of(const std::vector<ExpectedTensor>& tensors) {
-    return made_of(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name, &tensor.shape}; });
+    return map_each(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name, &tensor.shape}; });
 }
 
 Items items_of(const std::vector<LazyTensor>& tensors) {
-    return made_of(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name(), &tensor.shape()}; });
+    return map_each(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name(), &tensor.shape()}; });
 }
 
 // ---- text
@@ -55,21 +55,21 @@ std::string sides(std::string_view expected, std::string_view found) {
 }
 
 std::vector<Foldable> foldables(const std::vector<ExpectedTensor>& tensors) {
-    return made_of(tensors, [](auto& each) { return Foldable{each.name, kind_of(each.dtype, each.shape)}; });
+    return map_each(tensors, [](auto& each) { return Foldable{each.name, kind_of(each.dtype, each.shape)}; });
 }
 
 std::vector<Foldable> foldables(const std::vector<LazyTensor>& tensors) {
-    return made_of(tensors, [](auto& each) { return Foldable{each.name(), kind_of(each.dtype(), each.shape())}; });
+    return map_each(tensors, [](auto& each) { return Foldable{each.name(), kind_of(each.dtype(), each.shape())}; });
 }
 
 std::vector<Foldable> shapes_of(const std::vector<TensorMismatch>& mismatches) {
-    return made_of(mismatches, [](auto& each) {
+    return map_each(mismatches, [](auto& each) {
         return Foldable{each.expected.name, sides(to_string(each.expected.shape), to_string(each.found.shape()))};
     });
 }
 
 std::vector<Foldable> dtypes_of(const std::vector<TensorMismatch>& mismatches) {
-    return made_of(mismatches, [](auto& each) {
+    return map_each(mismatches, [](auto& each) {
         return Foldable{each.expected.name, sides(name(each.expected.dtype), name(each.found.dtype()))};
     });
 }

@@ -61,7 +61,7 @@ FolderShape several(FileNames names, Several what) {
 }
 
 /// Returns the shape of these files, or nothing if there are no files.
-MaybeShape made_of(ShapeKind kind, FileNames files) {
+MaybeShape shape_if_any(ShapeKind kind, FileNames files) {
     if (files.empty()) return std::nullopt;
     return FolderShape{.kind = kind, .files = std::move(files)};
 }
@@ -79,17 +79,17 @@ MaybeShape finished_model(const FolderNames& names) {
     if (!safetensors_index) {
         FileNames foreign = matching(names.files, is_foreign_index);
         if (foreign.size() > 1) return several(std::move(foreign), Several::indexes);
-        if (!foreign.empty()) return made_of(ShapeKind::index, std::move(foreign));
+        if (!foreign.empty()) return shape_if_any(ShapeKind::index, std::move(foreign));
     }
     if (!heads.equals.empty()) {
         heads.equals.insert(heads.equals.begin(), heads.files.front());
         return several(std::move(heads.equals), heads.kind == Kind::index ? Several::indexes : Several::files);
     }
     const bool sharded = heads.kind == Kind::shard && heads.files.size() > 1;
-    MaybeShape shape = made_of(sharded                     ? ShapeKind::shards
-                               : heads.kind == Kind::index ? ShapeKind::index
-                                                           : ShapeKind::file,
-                               std::move(heads.files));
+    MaybeShape shape = shape_if_any(sharded                     ? ShapeKind::shards
+                                    : heads.kind == Kind::index ? ShapeKind::index
+                                                                : ShapeKind::file,
+                                    std::move(heads.files));
     if (shape) shape->finished = true;
     return shape;
 }
@@ -97,22 +97,22 @@ MaybeShape finished_model(const FolderNames& names) {
 // 2: safetensors shards with DCP information.
 
 MaybeShape hf_shards(const FolderNames& names) {
-    return made_of(ShapeKind::hf_shards,
-                   matching(names.files, [](std::string_view name) { return shard_file(name).has_value(); }));
+    return shape_if_any(ShapeKind::hf_shards,
+                        matching(names.files, [](std::string_view name) { return shard_file(name).has_value(); }));
 }
 
 // 3: torch.distributed.checkpoint.
 
 MaybeShape dcp(const FolderNames& names) {
     if (has(names.files, ".metadata")) return FolderShape{.kind = ShapeKind::dcp, .files = {".metadata"}};
-    return made_of(ShapeKind::dcp, of_kind(names.files, NameKind::dcp_rank_metadata));
+    return shape_if_any(ShapeKind::dcp, of_kind(names.files, NameKind::dcp_rank_metadata));
 }
 
 MaybeShape unfinished_dcp(const FolderNames& names) {
-    return made_of(ShapeKind::unfinished, matching(names.files, [](std::string_view name) {
-                       const bool is_items = is_kind(name, NameKind::dcp_similar) && !name.starts_with('.');
-                       return is_items || is_kind(name, NameKind::dcp_unfinished);
-                   }));
+    return shape_if_any(ShapeKind::unfinished, matching(names.files, [](std::string_view name) {
+                            const bool is_items = is_kind(name, NameKind::dcp_similar) && !name.starts_with('.');
+                            return is_items || is_kind(name, NameKind::dcp_unfinished);
+                        }));
 }
 
 // Layouts that are known by name and refused.
@@ -123,7 +123,7 @@ MaybeShape known_and_refused(const FolderNames& names) {
     if (has(names.files, "checkpoint_metadata.json") && has(names.folders, "model"))
         return FolderShape{.kind = ShapeKind::nanotron, .files = {"checkpoint_metadata.json"}};
     const auto is_array = [](const auto&, const FolderNames& below) { return has(below.files, ".zarray"); };
-    return made_of(ShapeKind::megatron_zarr, folders_where(names, is_array));
+    return shape_if_any(ShapeKind::megatron_zarr, folders_where(names, is_array));
 }
 
 // 4 and 5: DeepSpeed.
@@ -139,7 +139,7 @@ bool holds_universal(const FolderNames& names) {
 
 MaybeShape deepspeed_tag(const FolderNames& names) {
     if (holds_universal(names)) return FolderShape{.kind = ShapeKind::universal, .files = {"zero"}};
-    MaybeShape shape = made_of(ShapeKind::deepspeed, of_kind(names.files, NameKind::zero_similar));
+    MaybeShape shape = shape_if_any(ShapeKind::deepspeed, of_kind(names.files, NameKind::zero_similar));
     if (shape && has(names.folders, "offloaded_tensors"))
         return FolderShape{.kind = ShapeKind::offloaded, .files = {"offloaded_tensors"}};
     return shape;
@@ -225,7 +225,7 @@ MaybeShape megatron(const FolderNames& names) {
         if (is_kind(names.folders[i], NameKind::megatron_rank) &&
             (names.below.empty() || has(names.below[i].files, "model_optim_rng.pt")))
             ranks.push_back(names.folders[i] + "/model_optim_rng.pt");
-    return made_of(ShapeKind::megatron_ranks, std::move(ranks));
+    return shape_if_any(ShapeKind::megatron_ranks, std::move(ranks));
 }
 
 // 7: one file per rank.
@@ -260,7 +260,7 @@ MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     const auto holds_state = [](const auto& each) { return is_training_state(each.second.name); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;
-    if (sets.size() == 1) return made_of(ShapeKind::rank_files, sets.begin()->second.files());
+    if (sets.size() == 1) return shape_if_any(ShapeKind::rank_files, sets.begin()->second.files());
     FileNames globs;
     for (const auto& each : sets) globs.push_back(each.first);
     const auto pair = model_and_optimizer(globs);
@@ -515,7 +515,7 @@ void name_others(const FolderNames& names, FolderShape& shape) {
 
 /// Returns the text of a marker file. A marker is one line. A file that is longer than any path names no folder, and
 /// gives an empty text.
-std::optional<std::string> marker(const Folder& folder, const FileNames& files, std::string_view name) {
+std::optional<std::string> read_marker(const Folder& folder, const FileNames& files, std::string_view name) {
     constexpr std::uint64_t longest = 4096;
     if (!has(files, name)) return std::nullopt;
     const auto source = folder.open(name);
@@ -534,7 +534,7 @@ void follow_link(const Folder& folder, const std::string& name, std::optional<st
     text = std::move(tag);
 }
 
-FolderNames level(const Folder& folder) {
+FolderNames list_names(const Folder& folder) {
     FolderNames names{.files = folder.list(), .folders = folder.folders()};
     std::sort(names.files.begin(), names.files.end());
     std::sort(names.folders.begin(), names.folders.end());
@@ -542,11 +542,11 @@ FolderNames level(const Folder& folder) {
 }
 
 /// Lists the names in a folder inside the folder. A folder that is gone, or that may not be read, is empty.
-FolderNames level_below(const Folder& folder, const std::string& name) {
+FolderNames list_names_below(const Folder& folder, const std::string& name) {
     if (name.starts_with('.')) return {};
     try {
         const auto below = folder.folder(name);
-        return below ? level(*below) : FolderNames();
+        return below ? list_names(*below) : FolderNames();
     } catch (const Error& error) {
         if (error.code() != Errc::permission_denied) throw;
         return {};
@@ -610,18 +610,18 @@ FolderShape shape_of(const FolderNames& names) {
 FolderShape shape_beside_model(const FolderNames& names) { return first_of(names, &Row::beside_model); }
 
 FolderNames names_in(const Folder& folder) {
-    FolderNames names = level(folder);
-    names.latest = marker(folder, names.files, "latest");
-    names.latest_universal = marker(folder, names.files, "latest_universal");
+    FolderNames names = list_names(folder);
+    names.latest = read_marker(folder, names.files, "latest");
+    names.latest_universal = read_marker(folder, names.files, "latest_universal");
     follow_link(folder, "latest", names.latest, names);
     follow_link(folder, "latest_universal", names.latest_universal, names);
-    names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
+    names.latest_checkpointed_iteration = read_marker(folder, names.files, "latest_checkpointed_iteration.txt");
     names.listed_components = components_in(read_list(folder, names.files, pipeline_list));
     names.listed_modules = modules_in(read_list(folder, names.files, module_list));
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());
-    for (const std::string& name : names.folders) names.below.push_back(level_below(folder, name));
+    for (const std::string& name : names.folders) names.below.push_back(list_names_below(folder, name));
     return names;
 }
 

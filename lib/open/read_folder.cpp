@@ -184,7 +184,7 @@ void find_shards(Located& found, std::uint64_t max_header_bytes) {
 
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
 /// that folder.
-bool is_here(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
+bool recognise_or_descend(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
     found.names = names::names_in(*found.folder);
     found.shape = names::shape_of(found.names);
     find_shards(found, max_header_bytes);
@@ -255,7 +255,8 @@ Located locate(std::shared_ptr<const Folder> folder, std::uint64_t max_header_by
     Located found{.folder = std::move(folder)};
     for (int levels = 0;; ++levels) {
         const std::shared_ptr<const Folder> here = found.folder;
-        if (about_file(here->name(), [&] { return is_here(found, levels < most_levels, max_header_bytes); }))
+        if (about_file(here->name(),
+                       [&] { return recognise_or_descend(found, levels < most_levels, max_header_bytes); }))
             return found;
     }
 }

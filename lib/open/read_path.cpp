@@ -87,7 +87,7 @@ private:
 };
 
 /// Lets a model give the state of its optimizer, if a save has put it into a folder beside the model.
-void add_optimizer(const Located& found, const OpenOptions& options, Contents& contents) {
+void add_saved_optimizer(const Located& found, const OpenOptions& options, Contents& contents) {
     if (contents.optimizer || !has_optimizer(found.folder->name())) return;
     const auto inner = found.folder->folder(names::optimizer_folder);
     if (!inner) return;
@@ -112,7 +112,7 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
             found = locate(folder, options.max_header_bytes);
             Contents contents =
                 read_located(found, options, attempt == most_attempts ? faults : static_cast<FaultSink&>(settled));
-            add_optimizer(found, options, contents);
+            add_saved_optimizer(found, options, contents);
             if (attempt == most_attempts || !settled.changed()) return contents;
         } catch (const Replaced&) {
             continue;

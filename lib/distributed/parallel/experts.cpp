@@ -20,7 +20,7 @@ using names::ZeroFile;
 
 namespace {
 
-constexpr std::string_view marker = "deepspeed_moe.experts.deepspeed_experts.";
+constexpr std::string_view experts_path = "deepspeed_moe.experts.deepspeed_experts.";
 
 /// The name of a parameter of an expert: what stands before the number, the number, and what stands after it.
 struct ExpertName {
@@ -30,9 +30,9 @@ struct ExpertName {
 };
 
 std::optional<ExpertName> expert_name(std::string_view name) {
-    const std::size_t found = name.find(marker);
+    const std::size_t found = name.find(experts_path);
     if (found == name.npos) return std::nullopt;
-    const std::size_t begin = found + marker.size();
+    const std::size_t begin = found + experts_path.size();
     ExpertName parsed{.before = name.substr(0, begin), .after = {}};
     const auto [end, error] = std::from_chars(name.data() + begin, name.data() + name.size(), parsed.number);
     if (error != std::errc()) return std::nullopt;
