@@ -113,7 +113,7 @@ std::uint64_t size_of(const open::RunFiles& run) {
     return total;
 }
 
-void read_rank_files(const open::RunFiles& run, unsigned threads, Watch& watch, VerifyReport& report) {
+void check_rank_files(const open::RunFiles& run, unsigned threads, Watch& watch, VerifyReport& report) {
     Batch batch(threads, watch, report);
     each_file(run, [&](const auto& source) {
         watch.tick();
@@ -241,7 +241,7 @@ std::uint64_t size_of(const StoredItems& items) {
     return total;
 }
 
-void read_items(const StoredItems& items, unsigned threads, Watch& watch, VerifyReport& report) {
+void check_items(const StoredItems& items, unsigned threads, Watch& watch, VerifyReport& report) {
     ItemCheck(items, threads, watch, report).run();
 }
 

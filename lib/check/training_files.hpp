@@ -20,7 +20,7 @@ std::uint64_t size_of(const open::RunFiles& run);
 
 /// Reads every byte of every file, and compares the checksums of all records. The records of a few files at a time are
 /// in memory. Faults go to `report`, in the order of the files; one that the readers have reported is not added again.
-void read_rank_files(const open::RunFiles& run, unsigned threads, Watch& watch, VerifyReport& report);
+void check_rank_files(const open::RunFiles& run, unsigned threads, Watch& watch, VerifyReport& report);
 
 /// Returns the size of all files together.
 std::uint64_t size_of(const StoredItems& items);
@@ -28,7 +28,7 @@ std::uint64_t size_of(const StoredItems& items);
 /// Reads every byte of every file, and compares the checksums of all records in all items; those of compressed items in
 /// their streams. Adds faults to `report`, in the order of the files, with the item's name as the tensor; a fault that
 /// the readers have reported is not added again. Adds a note on the bytes that no checksum covers.
-void read_items(const StoredItems& items, unsigned threads, Watch& watch, VerifyReport& report);
+void check_items(const StoredItems& items, unsigned threads, Watch& watch, VerifyReport& report);
 
 /// Returns a note for each pair of replicas that differs, and how many more there are after the first thousand. Reads
 /// both tensors a block at a time, up to their first difference. A tensor that cannot be read is not compared: its file

@@ -101,7 +101,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     report.tensors += contents.tensors.size();
     for (const state::Unindexed& tensor : contents.unindexed) faults.fault(not_indexed(tensor));
     if (is_run(contents)) {
-        contents.sources.clear();  // read_rank_files() reads them
+        contents.sources.clear();  // check_rank_files() reads them
         const auto look_at_optimizer = [&] {
             try {
                 add_names(contents.optimizer().files, contents.files);
@@ -114,7 +114,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         if (contents.optimizer && contents.optimizer_path.empty())
             reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
-    if (contents.stored.items) contents.sources.clear();  // read_items() reads them
+    if (contents.stored.items) contents.sources.clear();  // check_items() reads them
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
@@ -166,8 +166,8 @@ VerifyReport verify_one(const Beside& checkpoint, const VerifyOptions& options, 
     watch.check_stop();
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
-    check::read_rank_files(run, options.work.threads, watch, report);
-    if (contents.stored.items) check::read_items(*contents.stored.items, options.work.threads, watch, report);
+    check::check_rank_files(run, options.work.threads, watch, report);
+    if (contents.stored.items) check::check_items(*contents.stored.items, options.work.threads, watch, report);
     later.compare(options.work.threads, watch, report);
     move_to_end(check::compare_replicas(contents, watch), report.notes);
     watch.tell();

@@ -43,7 +43,7 @@ open::RunFiles run_of(const std::map<std::string, std::string>& files) {
 
 VerifyReport report_on(const open::RunFiles& run, VerifyReport report = {}, const Monitor& monitor = {}) {
     Watch watch(monitor, "verifying", check::size_of(run));
-    check::read_rank_files(run, 2, watch, report);
+    check::check_rank_files(run, 2, watch, report);
     watch.tell();
     return report;
 }
