@@ -37,6 +37,12 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
+/// Returns true if items with this transform of DcpMetadata::transforms are zstd streams.
+bool is_zstd(std::string_view transform) {
+    constexpr std::string_view version_1 = "stream.zstd/1";
+    return transform == version_1 || transform.starts_with(std::string(version_1) + '.');
+}
+
 /// Threads hold windows and pickles; reading is bound by the processor.
 constexpr ThreadLimits item_threads{16, 16};
 /// Items that one thread reads in a row.
@@ -555,11 +561,6 @@ private:
 
 LazyTensor DcpItems::value(const Local& local) const {
     return forms->form(local.form).at(local.source == no_source ? nullptr : sources[local.source], local.offset);
-}
-
-bool is_zstd(std::string_view transform) {
-    constexpr std::string_view version_1 = "stream.zstd/1";
-    return transform == version_1 || transform.starts_with(std::string(version_1) + '.');
 }
 
 DcpItems read_dcp_items(const Folder& folder, const DcpMetadata& metadata, const Work& work, FaultSink& faults,

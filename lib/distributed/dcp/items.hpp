@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -58,8 +57,5 @@ struct DcpItems {
 /// - what reading a file of torch.save throws
 DcpItems read_dcp_items(const Folder& folder, const DcpMetadata& metadata, const Work& work, FaultSink& faults,
                         FoundGlobals& globals);
-
-/// Returns true if items with this transform of DcpMetadata::transforms are zstd streams.
-bool is_zstd(std::string_view transform);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed
