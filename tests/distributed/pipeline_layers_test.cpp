@@ -7,15 +7,15 @@ namespace pipeline_layers_test {
 
 using namespace safemap;
 using distributed::add_layers;
-using distributed::Gathered;
 using distributed::join_model_ranks;
 using distributed::join_stages;
 using distributed::ModelRank;
+using distributed::ModelWeights;
 using distributed::Named;
 
 namespace {
 
-using Kind = Gathered::Weight::Kind;
+using Kind = ModelWeights::Weight::Kind;
 
 LazyTensor tensor(const std::string& name, Dtype dtype, const Shape& shape) {
     return {name, stored_run(dtype, shape, memory_source("file", std::vector<std::byte>(256)), 0)};
@@ -24,14 +24,14 @@ LazyTensor tensor(const std::string& name, Dtype dtype, const Shape& shape) {
 ModelRank stage(std::uint64_t number, const std::vector<std::string>& names, const Shape& shape = {2, 3}) {
     ModelRank made{.number = number, .file = "stage " + std::to_string(number)};
     for (const std::string& name : names)
-        made.gathered.weights.push_back({name, tensor(name, Dtype::f32, shape), Kind::master, {}});
+        made.joined.weights.push_back({name, tensor(name, Dtype::f32, shape), Kind::master, {}});
     return made;
 }
 
 }  // namespace
 
 TEST_CASE("a weight of two stages is listed once, and can be compared") {
-    const Gathered joined =
+    const ModelWeights joined =
         join_stages({stage(0, {"0.w", "tied_modules.embed.w"}), stage(1, {"tied_modules.embed.w"})});
     CHECK(joined.weights.size() == 2);
     REQUIRE(joined.replicas.size() == 1);
@@ -42,7 +42,7 @@ TEST_CASE("a weight of two stages is listed once, and can be compared") {
 }
 
 TEST_CASE("files of layers add frozen weights and buffers, and second names of tied layers") {
-    Gathered joined =
+    ModelWeights joined =
         join_stages({stage(0, {"0.w", "tied_modules.embed.word.w", "tied_modules.a.p", "tied_modules.b.p"})});
     Named layers;
     for (const char* name : {"0.w", "1.word.w", "2.frozen", "3.seen", "4.word.w", "5.p"})
@@ -68,18 +68,18 @@ TEST_CASE("a weight of a layer is a second name of a tied weight only if it has 
     };
     const auto joined_with = [&](const std::string& name, std::uint64_t changed,
                                  std::vector<std::string> buffers = {}) {
-        Gathered joined;
+        ModelWeights joined;
         joined.weights.push_back({"tied_modules.embed.w", filled("tied_modules.embed.w", count), Kind::master, {}});
         add_layers(joined, {{name, filled(name, changed)}}, buffers);
         return joined;
     };
-    const Gathered same = joined_with("0.w", count);
+    const ModelWeights same = joined_with("0.w", count);
     CHECK(same.aliases == std::vector<AliasGroup>{{"tied_modules.embed.w", "0.w"}});
     CHECK(same.weights.size() == 1);
     REQUIRE(same.replicas.size() == 1);
     CHECK(same.replicas[0].name == "0.w");
     for (const std::uint64_t changed : {std::uint64_t{0}, count / 2, count - 1}) {
-        const Gathered other = joined_with("0.w", changed);
+        const ModelWeights other = joined_with("0.w", changed);
         CHECK(other.aliases.empty());
         CHECK(other.replicas.empty());
         REQUIRE(other.weights.size() == 2);
@@ -88,7 +88,7 @@ TEST_CASE("a weight of a layer is a second name of a tied weight only if it has 
     }
     // A difference between these parts is found by verify.
     CHECK(joined_with("0.w", count / 4).replicas.size() == 1);
-    const Gathered buffer = joined_with("0.w", count, {"0.w"});
+    const ModelWeights buffer = joined_with("0.w", count, {"0.w"});
     CHECK(buffer.aliases.empty());
     REQUIRE(buffer.weights.size() == 2);
     CHECK(buffer.weights[1].kind == Kind::buffer);

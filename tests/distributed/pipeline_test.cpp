@@ -16,12 +16,12 @@ namespace pipeline_test {
 
 using namespace safemap;
 using distributed::add_layers;
-using distributed::Gathered;
 using distributed::join_model_ranks;
 using distributed::join_stages;
 using distributed::ModelRank;
+using distributed::ModelWeights;
 using distributed::read_layers;
-using Kind = Gathered::Weight::Kind;
+using Kind = ModelWeights::Weight::Kind;
 
 namespace {
 
@@ -34,17 +34,17 @@ LazyTensor tensor(const std::string& name, const Shape& shape, const std::string
     return {name, stored_run(dtype, shape, forge::source(bytes_for(dtype, shape, seed), seed), 0)};
 }
 
-Gathered::Weight weight(const std::string& name, const Shape& shape, const std::string& seed,
-                        Dtype dtype = Dtype::f32) {
-    Gathered::Weight made{name, tensor(name, shape, seed, dtype), Kind::master, {}};
+ModelWeights::Weight weight(const std::string& name, const Shape& shape, const std::string& seed,
+                            Dtype dtype = Dtype::f32) {
+    ModelWeights::Weight made{name, tensor(name, shape, seed, dtype), Kind::master, {}};
     made.state.emplace_back("exp_avg", tensor(name + "/exp_avg", shape, seed + " moment"));
     return made;
 }
 
-ModelRank rank(std::uint64_t number, std::vector<Gathered::Weight> weights) {
-    Gathered gathered;
-    gathered.weights = std::move(weights);
-    return {number, "mp_rank_0" + std::to_string(number) + "_model_states.pt", std::move(gathered)};
+ModelRank rank(std::uint64_t number, std::vector<ModelWeights::Weight> weights) {
+    ModelWeights joined;
+    joined.weights = std::move(weights);
+    return {number, "mp_rank_0" + std::to_string(number) + "_model_states.pt", std::move(joined)};
 }
 
 std::string f32_bytes(const Shape& shape, const std::string& seed) { return bytes_for(Dtype::f32, shape, seed); }
@@ -67,13 +67,13 @@ forge::Folder folder(const std::vector<std::string>& layers) {
 TEST_CASE("stages are listed in their order, with what each of them says") {
     ModelRank first = rank(0, {weight("0.weight", {2, 2}, "a"), weight("1.weight", {3}, "b")});
     ModelRank second = rank(1, {weight("2.weight", {4}, "c")});
-    first.gathered.state_names = {"exp_avg", "exp_avg_sq"};
-    second.gathered.state_names = {"exp_avg_sq", "sum"};
-    first.gathered.notes = {"one"};
-    second.gathered.notes = {"two"};
-    first.gathered.aliases = {{"0.weight", "0.tied"}};
-    second.gathered.aliases = {{"2.weight", "2.tied"}};
-    const Gathered joined = join_stages({first, second});
+    first.joined.state_names = {"exp_avg", "exp_avg_sq"};
+    second.joined.state_names = {"exp_avg_sq", "sum"};
+    first.joined.notes = {"one"};
+    second.joined.notes = {"two"};
+    first.joined.aliases = {{"0.weight", "0.tied"}};
+    second.joined.aliases = {{"2.weight", "2.tied"}};
+    const ModelWeights joined = join_stages({first, second});
     CHECK(names_of(joined.weights) == std::vector<std::string>{"0.weight", "1.weight", "2.weight"});
     CHECK(joined.state_names == std::vector<std::string>{"exp_avg", "exp_avg_sq", "sum"});
     CHECK(joined.notes == std::vector<std::string>{"one", "two"});
@@ -84,9 +84,9 @@ TEST_CASE("stages are listed in their order, with what each of them says") {
 }
 
 TEST_CASE("a tied layer is listed once, and its copies are kept for comparison") {
-    const Gathered joined = join_stages({rank(0, {weight("tied.weight", {2}, "a"), weight("1.weight", {3}, "b")}),
-                                         rank(1, {weight("2.weight", {3}, "c"), weight("tied.weight", {2}, "d")}),
-                                         rank(2, {weight("tied.weight", {2}, "e")})});
+    const ModelWeights joined = join_stages({rank(0, {weight("tied.weight", {2}, "a"), weight("1.weight", {3}, "b")}),
+                                             rank(1, {weight("2.weight", {3}, "c"), weight("tied.weight", {2}, "d")}),
+                                             rank(2, {weight("tied.weight", {2}, "e")})});
     CHECK(names_of(joined.weights) == std::vector<std::string>{"tied.weight", "1.weight", "2.weight"});
     CHECK(bytes_of(joined.weights[0].tensor) == f32_bytes({2}, "a"));
     REQUIRE(joined.replicas.size() == 2);
@@ -123,7 +123,7 @@ TEST_CASE("model ranks are stages of tensor ranks: each stage is merged, and the
                                                  weight("column." + at, {1, 2}, "column" + at + std::to_string(r)),
                                                  weight("norm." + at, {2}, "norm" + at)}));
         }
-    const Gathered joined = join_model_ranks(ranks, 2, &info);
+    const ModelWeights joined = join_model_ranks(ranks, 2, &info);
     REQUIRE(joined.weights.size() == 9);
     CHECK(joined.notes.empty());
     CHECK(joined.replicas.size() == 3);
@@ -133,7 +133,7 @@ TEST_CASE("model ranks are stages of tensor ranks: each stage is merged, and the
         CHECK(joined.weights[3 * stage].tensor.shape() == Shape{2, 2});
         for (const std::string moment : {"", " moment"}) {
             const auto of = [&](std::size_t i) {
-                const Gathered::Weight& one = joined.weights[3 * stage + i];
+                const ModelWeights::Weight& one = joined.weights[3 * stage + i];
                 return bytes_of(moment.empty() ? one.tensor : one.state.front().second);
             };
             const std::string left = f32_bytes({2}, "row" + at + "0" + moment);
@@ -145,7 +145,7 @@ TEST_CASE("model ranks are stages of tensor ranks: each stage is merged, and the
         }
     }
     // Without rules the ranks of each stage are listed under their own numbers.
-    const Gathered listed = join_model_ranks(ranks, 2, nullptr);
+    const ModelWeights listed = join_model_ranks(ranks, 2, nullptr);
     CHECK(listed.weights.size() == 18);
     CHECK(listed.weights[6].name == "mp_rank_02/row.1");
     CHECK(listed.weights[17].name == "mp_rank_05/norm.2");
@@ -208,7 +208,7 @@ TEST_CASE("files of layers that hold something else are refused with their path"
 }
 
 TEST_CASE("only what the files of layers alone have is added to a pipeline") {
-    Gathered joined = join_stages({rank(0, {weight("0.weight", {2}, "a")})});
+    ModelWeights joined = join_stages({rank(0, {weight("0.weight", {2}, "a")})});
     add_layers(joined,
                {{"0.weight", tensor("0.weight", {2}, "x", Dtype::bf16)},
                 {"0.frozen", tensor("0.frozen", {3}, "y")},

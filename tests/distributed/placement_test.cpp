@@ -20,9 +20,9 @@
 namespace placement_test {
 
 using namespace safemap;
-using distributed::Gathered;
 using distributed::merge;
 using distributed::ModelRank;
+using distributed::ModelWeights;
 using distributed::UniversalInfo;
 
 namespace {
@@ -109,12 +109,12 @@ std::vector<ModelRank> ranks_of(std::mt19937& random, const Banded& banded) {
     for (std::size_t rank = 0; rank < banded.slices.size(); ++rank) {
         Numbers moment = banded.slices[rank];
         for (std::uint32_t& number : moment) number += 1'000'000;
-        Gathered gathered;
-        gathered.weights.push_back({"w",
-                                    spread(random, "w", banded.shapes[rank], banded.slices[rank]),
-                                    Gathered::Weight::Kind::master,
-                                    {{"exp_avg", spread(random, "exp_avg", banded.shapes[rank], moment)}}});
-        ranks.push_back({rank, "rank " + std::to_string(rank), std::move(gathered)});
+        ModelWeights joined;
+        joined.weights.push_back({"w",
+                                  spread(random, "w", banded.shapes[rank], banded.slices[rank]),
+                                  ModelWeights::Weight::Kind::master,
+                                  {{"exp_avg", spread(random, "exp_avg", banded.shapes[rank], moment)}}});
+        ranks.push_back({rank, "rank " + std::to_string(rank), std::move(joined)});
     }
     return ranks;
 }
@@ -127,10 +127,10 @@ TEST_CASE("affine maps: random bands of columns, some of them on two ranks, make
         const Banded banded = random_bands(random);
         const UniversalInfo info = info_of(banded.map);
         CHECK(info.fault == "");
-        const Gathered merged = merge(ranks_of(random, banded), &info);
+        const ModelWeights merged = merge(ranks_of(random, banded), &info);
         REQUIRE(merged.weights.size() == 1);
         CHECK(merged.notes.empty());
-        const Gathered::Weight& weight = merged.weights.front();
+        const ModelWeights::Weight& weight = merged.weights.front();
         CHECK(weight.name == "w");
         CHECK(weight.tensor.shape() == Shape{banded.rows, banded.columns});
         REQUIRE(weight.state.size() == 1);
@@ -155,7 +155,7 @@ TEST_CASE("affine maps: a band that two ranks hold is a replica, and small ones 
         std::size_t held = 0;
         for (const Shape& shape : banded.shapes) held += shape[0] / banded.rows;
         const std::size_t twice = held - banded.columns / banded.shapes[0][1];
-        const Gathered merged = merge(ranks, &info);
+        const ModelWeights merged = merge(ranks, &info);
         REQUIRE(merged.replicas.size() == twice);
         for (const auto& replica : merged.replicas) {
             CHECK(replica.name == "w");
@@ -166,7 +166,7 @@ TEST_CASE("affine maps: a band that two ranks hold is a replica, and small ones 
         ++shared;
         Numbers changed = banded.slices[1];
         for (std::uint32_t& number : changed) number += 7;
-        ranks[1].gathered.weights[0].tensor = spread(random, "w", banded.shapes[1], changed);
+        ranks[1].joined.weights[0].tensor = spread(random, "w", banded.shapes[1], changed);
         const bool of_rank_1 = std::any_of(merged.replicas.begin(), merged.replicas.end(), [](const auto& replica) {
             return replica.first_file == "rank 1" || replica.other_file == "rank 1";
         });
@@ -199,7 +199,7 @@ TEST_CASE("affine maps of another form are a fault of the parameter, whose slice
     const Banded banded = random_bands(random);
     const auto check_listed = [&](const pt::Value& map, const std::string& why) {
         const UniversalInfo info = info_of(map);
-        const Gathered listed = merge(ranks_of(random, banded), &info);
+        const ModelWeights listed = merge(ranks_of(random, banded), &info);
         CHECK(listed.weights.size() == banded.slices.size());
         CHECK(listed.weights.front().name == "mp_rank_00/w");
         REQUIRE(listed.notes.size() == 1);

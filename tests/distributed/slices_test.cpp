@@ -15,15 +15,15 @@
 namespace slices_test {
 
 using namespace safemap;
-using distributed::Gathered;
 using distributed::merge;
 using distributed::ModelRank;
+using distributed::ModelWeights;
 using distributed::read_universal_info;
 using distributed::UniversalInfo;
 
 namespace {
 
-using Kind = Gathered::Weight::Kind;
+using Kind = ModelWeights::Weight::Kind;
 
 /// A tensor in memory.
 struct Array {
@@ -141,19 +141,19 @@ std::vector<ModelRank> ranks_of(const std::vector<Array>& slices, std::mt19937& 
                                 std::size_t files = 3) {
     std::vector<ModelRank> ranks;
     for (std::size_t rank = 0; rank < slices.size(); ++rank) {
-        Gathered::Weight weight{"w", spread("w", slices[rank], random, files), kind, {}};
+        ModelWeights::Weight weight{"w", spread("w", slices[rank], random, files), kind, {}};
         Array state = slices[rank];
         for (float& value : state.values) value = -value;
         if (kind == Kind::master) weight.state.emplace_back("exp_avg", spread("exp_avg", state, random, files));
-        Gathered gathered;
-        gathered.weights.push_back(std::move(weight));
-        ranks.push_back({rank, "file of rank " + std::to_string(rank), std::move(gathered)});
+        ModelWeights joined;
+        joined.weights.push_back(std::move(weight));
+        ranks.push_back({rank, "file of rank " + std::to_string(rank), std::move(joined)});
     }
     return ranks;
 }
 
 void check_merged(std::vector<ModelRank> ranks, const UniversalInfo& info, const Array& expected) {
-    const Gathered merged = merge(std::move(ranks), &info);
+    const ModelWeights merged = merge(std::move(ranks), &info);
     const std::string note = merged.notes.empty() ? "" : merged.notes.front();
     CAPTURE(note);
     REQUIRE(merged.weights.size() == 1);
@@ -171,7 +171,7 @@ void check_merged(std::vector<ModelRank> ranks, const UniversalInfo& info, const
 void check_listed(const std::vector<Array>& slices, const UniversalInfo* info, const std::string& why,
                   Kind kind = Kind::master, std::size_t files = 3) {
     std::mt19937 random(1);
-    const Gathered listed = merge(ranks_of(slices, random, kind, files), info);
+    const ModelWeights listed = merge(ranks_of(slices, random, kind, files), info);
     REQUIRE(listed.weights.size() == slices.size());
     for (std::size_t rank = 0; rank < slices.size(); ++rank) {
         CHECK(listed.weights[rank].name == "mp_rank_0" + std::to_string(rank) + "/w");
@@ -350,7 +350,7 @@ TEST_CASE("replicated slices: the first is given, the others can be compared") {
     check_merged(ranks_of({whole, whole, whole}, random), info, whole);
     Array other = whole;
     other.values.back() += 1;
-    const Gathered merged = merge(ranks_of({whole, whole, other}, random), &info);
+    const ModelWeights merged = merge(ranks_of({whole, whole, other}, random), &info);
     REQUIRE(merged.weights.size() == 1);
     check_equal(merged.weights.front().tensor, whole);
     REQUIRE(merged.notes.size() == 1);
@@ -366,7 +366,7 @@ TEST_CASE("averaged slices: the whole is their mean, as torch computes it") {
     std::mt19937 random(17);
     const UniversalInfo info = patterns("parameter_to_average_patterns", {"w"});
     const auto check_mean = [&](const std::vector<Array>& slices, const Array& wanted) {
-        const Gathered merged = merge(ranks_of(slices, random), &info);
+        const ModelWeights merged = merge(ranks_of(slices, random), &info);
         CHECK(merged.notes.empty());
         REQUIRE(merged.weights.size() == 1);
         const LazyTensor& mean = merged.weights.front().tensor;
@@ -401,7 +401,7 @@ TEST_CASE("averaged slices: the whole is their mean, as torch computes it") {
         }
     const Array scalar{{}, {3}};
     check_mean({scalar, Array{{}, {4}}}, Array{{}, {3.5}});
-    const Gathered merged = merge(ranks_of({Array{{1}, {-0.0F}}, Array{{1}, {-0.0F}}}, random), &info);
+    const ModelWeights merged = merge(ranks_of({Array{{1}, {-0.0F}}, Array{{1}, {-0.0F}}}, random), &info);
     CHECK(!std::signbit(loaded(merged.weights.front().tensor).values.front()));
     check_listed({counted({2}), counted({3})}, &info, "shapes differ");
 }
@@ -414,14 +414,14 @@ TEST_CASE("averaged slices that are not F32 are merged only if they are equal") 
             const std::uint16_t values[] = {0x3f80, rank == 0 ? std::uint16_t{0x4000} : last};
             const auto bytes = std::as_bytes(std::span(values));
             const auto source = memory_source("rank", std::vector<std::byte>(bytes.begin(), bytes.end()));
-            Gathered one;
+            ModelWeights one;
             one.weights.push_back({"w", {"w", stored_run(Dtype::bf16, {2}, source, 0)}, Kind::plain, {}});
             ranks.push_back({rank, "file of rank " + std::to_string(rank), std::move(one)});
         }
         return merge(std::move(ranks), &info);
     };
     CHECK(merged(0x4000).weights.size() == 1);
-    const Gathered listed = merged(0x4040);
+    const ModelWeights listed = merged(0x4040);
     CHECK(listed.weights.size() == 2);
     REQUIRE(listed.notes.size() == 1);
     CHECK(listed.notes.front().find("F32 only") != std::string::npos);
@@ -493,7 +493,7 @@ TEST_CASE("ranks that lack a weight or its state, or have another dtype") {
     const UniversalInfo info = patterns("tp_replicated_parameter_patterns", {"other"});
     const std::vector<Array> slices = {counted({2, 3}), counted({2, 3})};
     auto ranks = ranks_of(slices, random);
-    ranks[1].gathered.weights.clear();
+    ranks[1].joined.weights.clear();
     const auto error = error_of([&] { merge(ranks, &info); });
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::ranks_differ);
@@ -504,11 +504,11 @@ TEST_CASE("ranks that lack a weight or its state, or have another dtype") {
     CHECK_FAULT(merge(ranks, &info), Errc::ranks_differ);
 
     ranks = ranks_of(slices, random);
-    ranks[1].gathered.weights.front().state.clear();
+    ranks[1].joined.weights.front().state.clear();
     CHECK_FAULT(merge(ranks, &info), Errc::ranks_differ);
 
     ranks = ranks_of(slices, random);
-    LazyTensor& tensor = ranks[1].gathered.weights.front().tensor;
+    LazyTensor& tensor = ranks[1].joined.weights.front().tensor;
     tensor = LazyTensor("w", stored_run(Dtype::i32, {2, 3}, memory_source("rank", std::vector<std::byte>(24)), 0));
     CHECK_FAULT(merge(ranks, &info), Errc::ranks_differ);
 }
@@ -518,13 +518,13 @@ TEST_CASE("ties of the first rank hold for all") {
     const UniversalInfo info = patterns("tp_replicated_parameter_patterns", {"other"});
     const Array whole = counted({4, 3});
     auto ranks = ranks_of(slices_of(whole, 0, {2, 2}), random);
-    ranks[0].gathered.aliases = {{"w", "head"}};
-    ranks[1].gathered.weights.push_back({"head", spread("head", counted({2, 3}), random), Kind::plain, {}});
-    const Gathered merged = merge(ranks, &info);
+    ranks[0].joined.aliases = {{"w", "head"}};
+    ranks[1].joined.weights.push_back({"head", spread("head", counted({2, 3}), random), Kind::plain, {}});
+    const ModelWeights merged = merge(ranks, &info);
     CHECK(merged.weights.size() == 1);
     CHECK(merged.aliases == std::vector<AliasGroup>{{"w", "head"}});
     ranks = ranks_of(slices_of(whole, 0, {2, 2}), random);
-    ranks[0].gathered.aliases = {{"w", "head"}};
+    ranks[0].joined.aliases = {{"w", "head"}};
     CHECK(merge(ranks, nullptr).aliases == std::vector<AliasGroup>{{"mp_rank_00/w", "mp_rank_00/head"}});
 }
 

@@ -20,14 +20,14 @@
 namespace universal_test {
 
 using namespace safemap;
-using distributed::Gathered;
 using distributed::ModelFile;
 using distributed::ModelRankFiles;
+using distributed::ModelWeights;
 using distributed::Parameter;
 using distributed::Universal;
 using distributed::UniversalInfo;
 using distributed::UniversalOptions;
-using Kind = Gathered::Weight::Kind;
+using Kind = ModelWeights::Weight::Kind;
 using Files = std::map<std::string, std::string>;
 
 namespace {
@@ -84,7 +84,7 @@ ModelFile model_of(const distributed::Group& group, std::uint64_t stage = 2) {
     return model;
 }
 
-void check_weight(const Gathered::Weight& weight, const Parameter& wanted) {
+void check_weight(const ModelWeights::Weight& weight, const Parameter& wanted) {
     CHECK(weight.name == wanted.name);
     CHECK(weight.kind == Kind::master);
     CHECK(weight.tensor.shape() == wanted.shape);
@@ -131,10 +131,10 @@ TEST_CASE("random parameters, in their shapes and flat, have the order and the s
             add_parameter(files, group.back(), stored, round % 3 != 0);
         }
         const Universal read = read_universal(forge::Folder(files), {model_of(group, flat ? 3 : 2)}, nullptr);
-        REQUIRE(read.gathered.weights.size() == group.size());
-        for (std::size_t i = 0; i < group.size(); ++i) check_weight(read.gathered.weights[i], group[i]);
-        CHECK(read.gathered.state_names == moments);
-        CHECK(read.gathered.notes.empty());
+        REQUIRE(read.joined.weights.size() == group.size());
+        for (std::size_t i = 0; i < group.size(); ++i) check_weight(read.joined.weights[i], group[i]);
+        CHECK(read.joined.state_names == moments);
+        CHECK(read.joined.notes.empty());
         CHECK(read.stage == (flat ? 3 : 2));
         CHECK(read.data_ranks == 4);
         CHECK(!read.rest.has_value());
@@ -149,10 +149,10 @@ TEST_CASE("without files of model states, weights are as fp32.pt has them, and a
     add_parameter(files, parameter("b", {2, 3}), {6});
     add_parameter(files, parameter("a", {4}), {4}, false);
     const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
-    REQUIRE(read.gathered.weights.size() == 2);
-    check_weight(read.gathered.weights[0], parameter("a", {4}));
-    CHECK(read.gathered.weights[1].tensor.shape() == Shape{6});
-    CHECK(only_of(read.gathered.notes).find("no files of model states") != std::string::npos);
+    REQUIRE(read.joined.weights.size() == 2);
+    check_weight(read.joined.weights[0], parameter("a", {4}));
+    CHECK(read.joined.weights[1].tensor.shape() == Shape{6});
+    CHECK(only_of(read.joined.notes).find("no files of model states") != std::string::npos);
     CHECK(!read.stage.has_value());
     CHECK(!read.data_ranks.has_value());
 }
@@ -163,10 +163,10 @@ TEST_CASE("as stored, every fp32.pt is given as it is, without notes") {
     add_parameter(files, w, {6});
     const UniversalOptions options = {.as_stored = true, .optimizer = false};
     const Universal read = read_universal(forge::Folder(files), {model_of({w}, 3)}, nullptr, options);
-    REQUIRE(read.gathered.weights.size() == 1);
-    CHECK(read.gathered.weights[0].tensor.shape() == Shape{6});
-    CHECK(read.gathered.weights[0].state.empty());
-    CHECK(read.gathered.notes.empty());
+    REQUIRE(read.joined.weights.size() == 1);
+    CHECK(read.joined.weights[0].tensor.shape() == Shape{6});
+    CHECK(read.joined.weights[0].state.empty());
+    CHECK(read.joined.notes.empty());
     CHECK(read.files == std::vector<std::string>{"zero/w/fp32.pt"});
 }
 
@@ -177,8 +177,8 @@ TEST_CASE("an optimizer that is not asked for is not read, whatever its files ho
     files["zero/w/exp_avg.pt"] = "not a file of torch.save";
     files["zero/optimizer_state.pt"] = "neither";
     const Universal read = read_universal(forge::Folder(files), {model_of({w})}, nullptr, {.optimizer = false});
-    REQUIRE(read.gathered.weights.size() == 1);
-    CHECK(read.gathered.weights[0].state.empty());
+    REQUIRE(read.joined.weights.size() == 1);
+    CHECK(read.joined.weights[0].state.empty());
     CHECK(read.files.size() == 1);
     CHECK(!read.rest.has_value());
 }
@@ -195,7 +195,7 @@ TEST_CASE("weights and buffers of the module that have no master keep their dtyp
     model.buffers = {"buffer"};
     model.frozen_shapes = {parameter("frozen", {3})};
     model.frozen = {{"frozen", module_tensor("frozen", {3}, Dtype::bf16)}};
-    const Gathered read = read_universal(forge::Folder(files), {model}, nullptr).gathered;
+    const ModelWeights read = read_universal(forge::Folder(files), {model}, nullptr).joined;
     REQUIRE(read.weights.size() == 4);
     CHECK(read.weights[0].name == "frozen");
     CHECK(read.weights[0].tensor.dtype() == Dtype::bf16);
@@ -223,7 +223,7 @@ TEST_CASE("steps and the rest of the optimizer's state are kept by parameter") {
     CHECK(bytes_of(*rest.at("step").at("c").tensor()) == forge::little_endian(8.0F));
     CHECK(rest.has("param_groups"));
     CHECK(read.stage == 2);
-    for (const auto& weight : read.gathered.weights) CHECK(weight.state.size() == 2);
+    for (const auto& weight : read.joined.weights) CHECK(weight.state.size() == 2);
     CHECK(std::count(read.files.begin(), read.files.end(), "zero/optimizer_state.pt") == 1);
 }
 
@@ -238,7 +238,7 @@ TEST_CASE("rows of the vocabulary's padding are cut off where the file says that
                 pt::dict({{"param", pt::tensor(Dtype::f32, padded, bytes_for(Dtype::f32, padded, state, "embed"))},
                           {"vocab_tensor", pt::boolean(said)}}));
         const Parameter embed = parameter("embed", said ? Shape{5, 3} : padded);
-        const Gathered read = read_universal(forge::Folder(files), {model_of({embed})}, &info).gathered;
+        const ModelWeights read = read_universal(forge::Folder(files), {model_of({embed})}, &info).joined;
         REQUIRE(read.weights.size() == 1);
         const auto& weight = read.weights[0];
         CHECK(weight.tensor.shape() == embed.shape);
@@ -262,7 +262,7 @@ TEST_CASE("tensor parallelism: files are whole already, whatever param_shapes of
         models.back().buffers = {"mask"};
     }
     const UniversalInfo info;
-    const Gathered read = read_universal(forge::Folder(files), models, &info).gathered;
+    const ModelWeights read = read_universal(forge::Folder(files), models, &info).joined;
     REQUIRE(read.weights.size() == 2);
     check_weight(read.weights[0], w);
     CHECK(read.weights[1].name == "mask");
@@ -285,7 +285,7 @@ TEST_CASE("folders without parameters, and parameters without their files") {
     check_error(files, {model_of({w, parameter("x", {1})})}, Errc::unfinished_checkpoint, "x", "", "zero/x is missing");
     // A moment may be missing, because optimizers differ.
     files.erase("zero/w/exp_avg_sq.pt");
-    CHECK(read_universal(forge::Folder(files), {model_of({w})}, nullptr).gathered.weights[0].state.size() == 1);
+    CHECK(read_universal(forge::Folder(files), {model_of({w})}, nullptr).joined.weights[0].state.size() == 1);
 }
 
 TEST_CASE("a parameter that lacks a moment that others have is unfinished") {
@@ -312,8 +312,8 @@ TEST_CASE("ds_to_universal writes fp32.pt alone for what had no gradients, in a 
     add_parameter(files, parameter("b", {4}), {4});
     for (const std::string& moment : moments) files.erase("zero/b/" + moment + ".pt");
     const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
-    REQUIRE(read.gathered.weights.size() == 2);
-    CHECK(read.gathered.weights[1].state.empty());
+    REQUIRE(read.joined.weights.size() == 2);
+    CHECK(read.joined.weights[1].state.empty());
     files["zero/b/step.pt"] = tensor_file({}, forge::little(0, 4), false);
     check_error(files, {}, Errc::unfinished_checkpoint, "b", "", "zero/b/exp_avg.pt");
     files.erase("zero/b/step.pt");

@@ -1,6 +1,6 @@
 // Opens DeepSpeed checkpoints in which something that is usually there is left out, or is in another place: what is
 // there is read, and what is not is said.
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 #include "distributed/zero_check.hpp"
 
 #include "doctest_safemap.hpp"
@@ -299,7 +299,7 @@ TEST_CASE("modules without tensors are named, whatever dots their names have") {
         set.models.push_back({.modules = std::move(modules), .without_frozen = true});
         if (experts > 0) set.models.front().experts = {experts};
         set.optimizers.push_back({.stage = stage});
-        std::vector<distributed::Gathered::Weight> masters;
+        std::vector<distributed::ModelWeights::Weight> masters;
         for (const char* name : {"a.b.weight", "a-b.c", "top"})
             masters.push_back({name, LazyTensor(name, stored_run(Dtype::u8, {1}, forge::source("x"), 0)), {}, {}});
         std::string all;

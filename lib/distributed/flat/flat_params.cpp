@@ -9,7 +9,7 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "distributed/gathered.hpp"
+#include "distributed/model_weights.hpp"
 #include "lazy/whole.hpp"
 #include "state/names.hpp"
 #include "state/path_tree.hpp"

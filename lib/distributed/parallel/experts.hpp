@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "distributed/gathered.hpp"
+#include "distributed/model_weights.hpp"
 #include "distributed/pickles.hpp"
 
 #include <safemap/progress.hpp>

@@ -32,7 +32,7 @@ constexpr std::uint64_t pattern_steps = 1ULL << 30;
 constexpr std::size_t named_in_a_note = 8;
 constexpr std::uint64_t most_parts = 4096;  // parts that one parameter may consist of
 
-using WeightKind = Gathered::Weight::Kind;
+using WeightKind = ModelWeights::Weight::Kind;
 
 /// A part of a weight that two ranks hold.
 struct SharedPiece {
@@ -282,49 +282,49 @@ class Merger {
 public:
     Merger(std::vector<ModelRank> ranks, const UniversalInfo* info) : ranks_(std::move(ranks)), info_(info) {}
 
-    Gathered merged() {
-        gather_common();
+    ModelWeights merged() {
+        take_common();
         if (info_ == nullptr || !info_->fault.empty()) {
             list_all();
             return std::move(whole_);
         }
         drop_aliases();
-        for (const ModelRank& rank : ranks_) places_.push_back(places_of(rank.gathered));
+        for (const ModelRank& rank : ranks_) places_.push_back(places_of(rank.joined));
         check_names();
-        for (const auto& weight : ranks_.front().gathered.weights) merge_weight(weight.name);
+        for (const auto& weight : ranks_.front().joined.weights) merge_weight(weight.name);
         list_aliases(false);
         add_notes();
         return std::move(whole_);
     }
 
 private:
-    using Weight = Gathered::Weight;
+    using Weight = ModelWeights::Weight;
     using Places = std::unordered_map<std::string_view, std::size_t>;
 
-    static Places places_of(const Gathered& gathered) {
+    static Places places_of(const ModelWeights& joined) {
         Places places;
-        for (std::size_t i = 0; i < gathered.weights.size(); ++i) places.emplace(gathered.weights[i].name, i);
+        for (std::size_t i = 0; i < joined.weights.size(); ++i) places.emplace(joined.weights[i].name, i);
         return places;
     }
 
-    void gather_common() {
-        whole_.state_names = ranks_.front().gathered.state_names;
+    void take_common() {
+        whole_.state_names = ranks_.front().joined.state_names;
         std::set<std::string> said;
         for (ModelRank& rank : ranks_) {
-            for (std::string& note : rank.gathered.notes)
+            for (std::string& note : rank.joined.notes)
                 if (said.insert(note).second) whole_.notes.push_back(note);
-            for (Replica& replica : rank.gathered.replicas) whole_.replicas.push_back(std::move(replica));
+            for (Replica& replica : rank.joined.replicas) whole_.replicas.push_back(std::move(replica));
         }
     }
 
     /// Second names of tied weights are recorded by the first rank alone; others may list them as weights of their own.
     void drop_aliases() {
         std::unordered_set<std::string> second;
-        for (const AliasGroup& group : ranks_.front().gathered.aliases)
+        for (const AliasGroup& group : ranks_.front().joined.aliases)
             second.insert(group.begin() + (group.empty() ? 0 : 1), group.end());
         if (second.empty()) return;
         for (std::size_t rank = 1; rank < ranks_.size(); ++rank)
-            std::erase_if(ranks_[rank].gathered.weights, [&](const Weight& weight) {
+            std::erase_if(ranks_[rank].joined.weights, [&](const Weight& weight) {
                 return weight.kind != WeightKind::master && second.contains(weight.name);
             });
     }
@@ -338,9 +338,9 @@ private:
     void check_names() const {
         const ModelRank& first = ranks_.front();
         for (std::size_t rank = 1; rank < ranks_.size(); ++rank) {
-            for (const Weight& weight : first.gathered.weights)
+            for (const Weight& weight : first.joined.weights)
                 if (!places_[rank].contains(weight.name)) differ(first, ranks_[rank], weight.name);
-            for (const Weight& weight : ranks_[rank].gathered.weights)
+            for (const Weight& weight : ranks_[rank].joined.weights)
                 if (!places_.front().contains(weight.name)) differ(ranks_[rank], first, weight.name);
         }
     }
@@ -348,7 +348,7 @@ private:
     std::vector<const Weight*> weights_of(const std::string& name) const {
         std::vector<const Weight*> weights;
         for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
-            weights.push_back(&ranks_[rank].gathered.weights[places_[rank].at(name)]);
+            weights.push_back(&ranks_[rank].joined.weights[places_[rank].at(name)]);
         return weights;
     }
 
@@ -489,7 +489,7 @@ private:
 
     void list_all() {
         for (const ModelRank& rank : ranks_)
-            for (const Weight& weight : rank.gathered.weights) list_one(weight, rank.number);
+            for (const Weight& weight : rank.joined.weights) list_one(weight, rank.number);
         list_aliases(true);
         const std::string why = info_ == nullptr ? "the folder has no universal_checkpoint_info, which would say how "
                                                    "their slices fit together"
@@ -504,7 +504,7 @@ private:
     void list_aliases(bool all) {
         std::set<AliasGroup> known;
         for (const ModelRank& rank : ranks_)
-            for (const AliasGroup& group : rank.gathered.aliases) {
+            for (const AliasGroup& group : rank.joined.aliases) {
                 if (group.empty()) continue;
                 AliasGroup named = group;
                 if (all || !merged_.contains(group.front()))
@@ -525,7 +525,7 @@ private:
     std::vector<ModelRank> ranks_;
     const UniversalInfo* info_;
     std::vector<Places> places_ = {};
-    Gathered whole_ = {};
+    ModelWeights whole_ = {};
     std::unordered_set<std::string> merged_ = {};
     std::map<std::string, std::vector<std::string>> listed_ = {};  ///< names, by why
     std::vector<std::string> unequal_ = {};
@@ -539,9 +539,9 @@ std::string rank_prefix(std::uint64_t number) {
     return (number < 10 ? "mp_rank_0" : "mp_rank_") + std::to_string(number) + '/';
 }
 
-Gathered merge(std::vector<ModelRank> ranks, const UniversalInfo* info) {
+ModelWeights merge(std::vector<ModelRank> ranks, const UniversalInfo* info) {
     if (ranks.empty()) return {};
-    if (ranks.size() == 1) return std::move(ranks.front().gathered);
+    if (ranks.size() == 1) return std::move(ranks.front().joined);
     return Merger(std::move(ranks), info).merged();
 }
 

@@ -22,7 +22,7 @@ using names::ZeroFile;
 
 namespace {
 
-using WeightKind = Gathered::Weight::Kind;
+using WeightKind = ModelWeights::Weight::Kind;
 
 /// A weight that is listed, and the file of its stage.
 struct Listed {
@@ -57,12 +57,12 @@ std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_ran
 
 }  // namespace
 
-Gathered join_stages(std::vector<ModelRank> stages) {
-    Gathered joined;
+ModelWeights join_stages(std::vector<ModelRank> stages) {
+    ModelWeights joined;
     std::unordered_set<std::string> state_names;
     std::unordered_map<std::string, Listed> listed;
     for (ModelRank& stage : stages) {
-        for (Gathered::Weight& weight : stage.gathered.weights) {
+        for (ModelWeights::Weight& weight : stage.joined.weights) {
             const auto [place, is_new] = listed.try_emplace(weight.name, Listed{joined.weights.size(), stage.file});
             if (is_new) {
                 joined.weights.push_back(std::move(weight));
@@ -72,16 +72,16 @@ Gathered join_stages(std::vector<ModelRank> stages) {
             require_alike(first, place->second.file, weight.tensor, stage.file);
             joined.replicas.push_back({weight.name, first, std::move(weight.tensor), place->second.file, stage.file});
         }
-        std::move(stage.gathered.aliases.begin(), stage.gathered.aliases.end(), std::back_inserter(joined.aliases));
-        for (const std::string& note : stage.gathered.notes) add_name(joined.notes, note);
-        std::move(stage.gathered.replicas.begin(), stage.gathered.replicas.end(), std::back_inserter(joined.replicas));
-        for (const std::string& name : stage.gathered.state_names)
+        std::move(stage.joined.aliases.begin(), stage.joined.aliases.end(), std::back_inserter(joined.aliases));
+        for (const std::string& note : stage.joined.notes) add_name(joined.notes, note);
+        std::move(stage.joined.replicas.begin(), stage.joined.replicas.end(), std::back_inserter(joined.replicas));
+        for (const std::string& name : stage.joined.state_names)
             if (state_names.insert(name).second) joined.state_names.push_back(name);
     }
     return joined;
 }
 
-Gathered join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ranks, const UniversalInfo* info) {
+ModelWeights join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ranks, const UniversalInfo* info) {
     if (tensor_ranks == 0 || ranks.size() % tensor_ranks != 0)
         throw Error(Errc::world_mismatch, "there are " + std::to_string(ranks.size()) +
                                               " model ranks; expected a multiple of the " +
@@ -176,8 +176,8 @@ void require_same_layers(const std::vector<LayerFiles>& ranks, const std::string
     }
 }
 
-Gathered merge_layers(std::vector<LayerFiles> ranks, const LayerStages& stages, const std::string& folder,
-                      const UniversalInfo* info) {
+ModelWeights merge_layers(std::vector<LayerFiles> ranks, const LayerStages& stages, const std::string& folder,
+                          const UniversalInfo* info) {
     std::map<std::uint64_t, std::vector<ModelRank>> by_stage;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
         for (auto& [name, tensor] : ranks[rank].weights) {
@@ -187,7 +187,7 @@ Gathered merge_layers(std::vector<LayerFiles> ranks, const LayerStages& stages, 
             own.resize(ranks.size());
             own[rank].number = stage * ranks.size() + rank;
             if (own[rank].file.empty()) own[rank].file = layer_path(ranks[rank], layer, folder);
-            own[rank].gathered.weights.push_back({name, std::move(tensor), {}, {}});
+            own[rank].joined.weights.push_back({name, std::move(tensor), {}, {}});
         }
     std::vector<ModelRank> merged;
     for (auto& [stage, own] : by_stage) {
@@ -236,9 +236,9 @@ bool have_same_samples(const LazyTensor& one, const LazyTensor& other) {
 }
 
 /// Returns the masters of tied layers. Models have few; of more than a thousand, none is looked at.
-std::vector<LazyTensor> tied_masters(const Gathered& joined) {
+std::vector<LazyTensor> tied_masters(const ModelWeights& joined) {
     std::vector<LazyTensor> tied;
-    for (const Gathered::Weight& weight : joined.weights) {
+    for (const ModelWeights::Weight& weight : joined.weights) {
         const std::string_view name = std::string_view(weight.name).substr(rank_prefix_of(weight.name).size());
         if (weight.kind == WeightKind::master && name.starts_with("tied_modules."))
             tied.push_back(weight.tensor.renamed(weight.name));
@@ -247,15 +247,15 @@ std::vector<LazyTensor> tied_masters(const Gathered& joined) {
     return tied;
 }
 
-void add_alias(Gathered& joined, const std::string& master, const std::string& name) {
+void add_alias(ModelWeights& joined, const std::string& master, const std::string& name) {
     for (AliasGroup& group : joined.aliases)
         if (group.front() == master) return group.push_back(name);
     joined.aliases.push_back({master, name});
 }
 
 /// Adds a weight as an alias of its master. Returns false if it has no master, or other values.
-bool add_tied(Gathered& joined, const std::vector<LazyTensor>& tied, const std::string& name, const LazyTensor& tensor,
-              std::size_t& compares_left) {
+bool add_tied(ModelWeights& joined, const std::vector<LazyTensor>& tied, const std::string& name,
+              const LazyTensor& tensor, std::size_t& compares_left) {
     const LazyTensor* const master = tied_master(tied, name, tensor);
     if (master == nullptr || compares_left == 0 || !can_cast(master->dtype(), tensor.dtype())) return false;
     --compares_left;
@@ -268,9 +268,9 @@ bool add_tied(Gathered& joined, const std::vector<LazyTensor>& tied, const std::
 
 }  // namespace
 
-void add_layers(Gathered& joined, const Named& layers, const std::vector<std::string>& buffers) {
+void add_layers(ModelWeights& joined, const Named& layers, const std::vector<std::string>& buffers) {
     std::unordered_set<std::string> names;
-    for (const Gathered::Weight& weight : joined.weights) names.insert(weight.name);
+    for (const ModelWeights::Weight& weight : joined.weights) names.insert(weight.name);
     const std::vector<LazyTensor> tied = tied_masters(joined);
     const std::unordered_set<std::string> of_buffers(buffers.begin(), buffers.end());
     std::size_t compares_left = compared_ties;

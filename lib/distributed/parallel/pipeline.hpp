@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/folder.hpp"
-#include "distributed/gathered.hpp"
+#include "distributed/model_weights.hpp"
 #include "distributed/parallel/merge.hpp"
 #include "distributed/pickles.hpp"
 
@@ -18,14 +18,14 @@
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// Returns the weights of all stages, in ascending order of their numbers. A name in several stages is a tied layer: it
-/// is listed once, and the others become Gathered::replicas. Throws ranks_differ, with both files, if its dtypes or
+/// is listed once, and the others become ModelWeights::replicas. Throws ranks_differ, with both files, if its dtypes or
 /// shapes differ between stages.
-Gathered join_stages(std::vector<ModelRank> stages);
+ModelWeights join_stages(std::vector<ModelRank> stages);
 
 /// Returns the whole of `ranks`, which are mp_rank = stage × tensor_ranks + tensor_rank, in ascending order: merges the
 /// ranks of each stage, and joins the stages. Throws world_mismatch if their number is not a multiple of
 /// `tensor_ranks`, and what merge() and join_stages() throw.
-Gathered join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ranks, const UniversalInfo* info);
+ModelWeights join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ranks, const UniversalInfo* info);
 
 /// The files of the layers of one rank of tensor parallelism.
 struct LayerFiles {
@@ -58,13 +58,13 @@ using LayerStages = std::map<std::uint64_t, std::uint64_t>;
 
 /// Returns the layers of all tensor ranks, merged in each stage as the ranks of a stage are. A weight that is not
 /// merged is listed by the number of its model rank: stage × tensor ranks + tensor rank. Throws what merge() throws.
-Gathered merge_layers(std::vector<LayerFiles> ranks, const LayerStages& stages, const std::string& folder,
-                      const UniversalInfo* info);
+ModelWeights merge_layers(std::vector<LayerFiles> ranks, const LayerStages& stages, const std::string& folder,
+                          const UniversalInfo* info);
 
 /// Adds what only the files of layers hold to a joined pipeline: frozen weights and buffers. `buffers` are the names of
 /// the buffers. A weight `LAYER.KEY` of a tied layer, whose master is `tied_modules.MODULE.KEY`, becomes an alias of
 /// it, if it has the values of the master in its own dtype: its beginning, middle and end are read and compared, 32 KiB
-/// each, and all of it becomes one of Gathered::replicas. At most 1,024 weights are compared; others are listed.
-void add_layers(Gathered& joined, const Named& layers, const std::vector<std::string>& buffers);
+/// each, and all of it becomes one of ModelWeights::replicas. At most 1,024 weights are compared; others are listed.
+void add_layers(ModelWeights& joined, const Named& layers, const std::vector<std::string>& buffers);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -78,8 +78,8 @@ void drop_trained(const ZeroRun& run, std::vector<LayerFiles>& ranks) {
 
 }  // namespace
 
-Gathered pipeline_layers(const Folder& folder, const ZeroRun& run, LayerWeights wanted, const Work& work,
-                         FoundGlobals& found, std::vector<std::string>& files) {
+ModelWeights pipeline_layers(const Folder& folder, const ZeroRun& run, LayerWeights wanted, const Work& work,
+                             FoundGlobals& found, std::vector<std::string>& files) {
     if (run.files.layers.empty()) throw_no_files(run);
     std::vector<LayerFiles> ranks;
     for (std::uint64_t rank = 0; rank < run.tensor_ranks; ++rank) {

@@ -22,7 +22,7 @@ enum class LayerWeights : std::uint8_t {
 /// files to `files`, and their globals to `found`. Throws rank_missing, with the names, if there are no such files, if
 /// one of a tensor rank is missing, or if none holds a parameter `LAYER.KEY` that a stage lists; ranks_differ, and what
 /// reading and merge() throw.
-Gathered pipeline_layers(const Folder& folder, const ZeroRun& run, LayerWeights wanted, const Work& work,
-                         FoundGlobals& found, std::vector<std::string>& files);
+ModelWeights pipeline_layers(const Folder& folder, const ZeroRun& run, LayerWeights wanted, const Work& work,
+                             FoundGlobals& found, std::vector<std::string>& files);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,7 +1,7 @@
 // Checks that the files of all ranks are there, and are of one run: they agree on what every rank writes.
 #pragma once
 
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -68,9 +68,9 @@ bool is_of_partition(const LazyTensor* tensor) {
 /// The names under which the weights are listed: those of a model rank begin with its number if they are not merged.
 class ListedNames {
 public:
-    explicit ListedNames(const Gathered& gathered) {
-        for (const Gathered::Weight& weight : gathered.weights)
-            if (weight.kind == Gathered::Weight::Kind::master) all_.insert(weight.name);
+    explicit ListedNames(const ModelWeights& joined) {
+        for (const ModelWeights::Weight& weight : joined.weights)
+            if (weight.kind == ModelWeights::Weight::Kind::master) all_.insert(weight.name);
     }
     std::string of(const ModelRankFiles& set, std::string name) const {
         std::string own = rank_prefix(set.models.front().model_rank) + name;
@@ -128,9 +128,9 @@ private:
 };
 
 /// Returns a dictionary of the state of all parameters.
-template <class Others> NodeId state_dict(state::PathTree& tree, const Gathered& gathered, const Others& others) {
+template <class Others> NodeId state_dict(state::PathTree& tree, const ModelWeights& joined, const Others& others) {
     Entries parameters;
-    for (const Gathered::Weight& weight : gathered.weights) {
+    for (const ModelWeights::Weight& weight : joined.weights) {
         Entries entries;
         for (const auto& [name, tensor] : weight.state) entries.emplace_back(name, tree.add_tensor(tensor));
         others(weight, [&](const std::string& name, NodeId node) { entries.emplace_back(name, node); });
@@ -198,7 +198,7 @@ StateTree unpartitioned(const ZeroRun& run) {
 
 }  // namespace
 
-StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
+StateTree optimizer_tree(const ZeroRun& run, const ModelWeights& joined) {
     const ModelFile& model = run.first_model();
     if (run.stage() == 0) return unpartitioned(run);
     const OptimizerFile& first = run.sets.front().optimizers.front();
@@ -212,11 +212,11 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     Inners inners{Value(tree.tree(), roots.front())};
     for (std::size_t i = 1; i < roots.size(); ++i) inners.push_back(inners.front().root_at(roots[i]));
     const Value& inner = inners.front();
-    const ListedNames listed(gathered);
+    const ListedNames listed(joined);
     const OtherState others(run, inners, listed);
     Entries optimizer;
-    optimizer.emplace_back("state", state_dict(tree, gathered, [&](const Gathered::Weight& weight, const auto& add) {
-                               if (weight.kind == Gathered::Weight::Kind::master)
+    optimizer.emplace_back("state", state_dict(tree, joined, [&](const ModelWeights::Weight& weight, const auto& add) {
+                               if (weight.kind == ModelWeights::Weight::Kind::master)
                                    others.each(weight.name, weight.state, add);
                            }));
     const auto state = inner.find(first.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
@@ -240,7 +240,7 @@ StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& fil
     return finish(tree, std::move(optimizer), training_state(run.first_model()));
 }
 
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const StateTree& training) {
+StateTree optimizer_tree(const ModelWeights& joined, const std::optional<StateTree>& rest, const StateTree& training) {
     state::PathTree tree;
     Entries optimizer;
     std::unordered_map<std::string, NodeId> steps;
@@ -255,7 +255,7 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
                 if (name == "param_groups" || (name != "step" && !is_partition_field(name)))
                     fields.emplace_back(name, value.node() + base);
     }
-    optimizer.emplace_back("state", state_dict(tree, gathered, [&](const Gathered::Weight& weight, const auto& add) {
+    optimizer.emplace_back("state", state_dict(tree, joined, [&](const ModelWeights::Weight& weight, const auto& add) {
                                if (const auto step = steps.find(weight.name); step != steps.end())
                                    add("step", step->second);
                            }));

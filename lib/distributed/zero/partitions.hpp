@@ -2,7 +2,7 @@
 // partitioned like the parameters.
 #pragma once
 
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -1,8 +1,8 @@
 // From the names of a tag's files to the contents of a checkpoint. The order of the steps:
 //
 //   read_files        all files of all ranks, in parallel, compared with those of the first rank
-//   weights_of        the modules, or the masters (gather_all) and what has none, merged over model ranks
-//   set_gathered      tensors, ties and notes
+//   weights_of        the modules, or the masters (join_all_ranks) and what has none, merged over model ranks
+//   set_weights       tensors, ties and notes
 //   set_optimizer     what is read on request
 #include "distributed/zero/read_zero.hpp"
 
@@ -202,11 +202,11 @@ void check_module(int stage) {
 // Weights.
 
 /// Returns the modules of all model ranks, merged like the masters. add(model, module) adds what is not in them.
-template <class Add> Gathered gather_modules(const ZeroRun& run, Add&& add) {
+template <class Add> ModelWeights join_modules(const ZeroRun& run, Add&& add) {
     std::vector<ModelRank> ranks;
     for (const ModelRankFiles& set : run.sets) {
         const ModelFile& model = set.models.front();
-        Gathered module = gather_module(set);
+        ModelWeights module = list_module_weights(set);
         add(model, module);
         ranks.push_back({model.model_rank, model.file, std::move(module)});
     }
@@ -215,10 +215,10 @@ template <class Add> Gathered gather_modules(const ZeroRun& run, Add&& add) {
 
 /// Returns the weights that files hold as the engine computes with them: the layers of a pipeline, or the modules with
 /// their experts.
-Gathered module_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, LayerWeights wanted,
-                        FoundGlobals& found, std::vector<std::string>& files) {
+ModelWeights module_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, LayerWeights wanted,
+                            FoundGlobals& found, std::vector<std::string>& files) {
     if (run.is_pipeline()) return pipeline_layers(*tag.folder, run, wanted, options.work, found, files);
-    return gather_modules(run, [&](const ModelFile& model, Gathered& module) {
+    return join_modules(run, [&](const ModelFile& model, ModelWeights& module) {
         if (run.files.experts.empty() && model.experts.empty()) return;
         ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work, &found);
         for (auto& [name, tensor] : experts.weights) module.weights.push_back({name, std::move(tensor), {}, {}});
@@ -233,18 +233,18 @@ std::vector<std::string> buffers_of(const ZeroRun& run) {
     return names;
 }
 
-Gathered unnamed_masters(const ZeroRun& run) {
+ModelWeights unnamed_masters(const ZeroRun& run) {
     if (run.sets.size() > 1)
         refuse_call("the fp32 masters of stage 0 have no names in the files, so those of " +
                         std::to_string(run.sets.size()) + " model ranks cannot be joined",
                     "--weights module gives the weights of all model ranks");
-    return gather_unnamed(run.sets.front());
+    return list_unnamed_masters(run.sets.front());
 }
 
 /// Adds the weights without masters, which only the files of layers or of experts have: frozen ones and buffers.
-void add_without_masters(const ZeroRun& run, Gathered others, Gathered& out) {
+void add_without_masters(const ZeroRun& run, ModelWeights others, ModelWeights& out) {
     Named named;
-    for (Gathered::Weight& weight : others.weights) named.emplace_back(weight.name, std::move(weight.tensor));
+    for (ModelWeights::Weight& weight : others.weights) named.emplace_back(weight.name, std::move(weight.tensor));
     add_layers(out, named, buffers_of(run));
     if (!run.is_pipeline()) return;
     for (std::string& note : others.notes)
@@ -253,33 +253,33 @@ void add_without_masters(const ZeroRun& run, Gathered others, Gathered& out) {
     state::move_to_end(others.replicas, out.replicas);
 }
 
-Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
-                    std::vector<std::string>& files) {
+ModelWeights weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
+                        std::vector<std::string>& files) {
     if (wants_module(run, options)) {
         check_module(run.stage());
         return module_weights(tag, run, options, LayerWeights::all, found, files);
     }
     if (run.stage() == 0 && !run.is_pipeline()) return unnamed_masters(run);
-    Gathered others;  // only the files of layers or of experts have them
+    ModelWeights others;  // only the files of layers or of experts have them
     if (run.is_pipeline() || !run.files.experts.empty())
         others = module_weights(tag, run, options, LayerWeights::untrained, found, files);
-    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
+    ModelWeights out = join_all_ranks(run, {.compat = options.deepspeed_compat});
     add_without_masters(run, std::move(others), out);
     return out;
 }
 
 // Contents.
 
-void set_gathered(Contents& contents, const Gathered& gathered) {
+void set_weights(Contents& contents, const ModelWeights& joined) {
     std::unordered_set<std::string_view> names;
-    for (const Gathered::Weight& weight : gathered.weights) {
+    for (const ModelWeights::Weight& weight : joined.weights) {
         if (!names.insert(weight.name).second)
             throw Error(Errc::duplicate_name, "two tensors have this name").with_tensor(weight.name);
         contents.tensors.push_back(weight.tensor.renamed(weight.name));
     }
-    contents.aliases = gathered.aliases;
-    contents.replicas.assign(gathered.replicas.begin(), gathered.replicas.end());
-    contents.notes.insert(contents.notes.end(), gathered.notes.begin(), gathered.notes.end());
+    contents.aliases = joined.aliases;
+    contents.replicas.assign(joined.replicas.begin(), joined.replicas.end());
+    contents.notes.insert(contents.notes.end(), joined.notes.begin(), joined.notes.end());
 }
 
 void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes,
@@ -344,11 +344,11 @@ Contents files_and_layout(const Contents& weights) {
 }
 
 /// Notes how many parameters have no state, where others have.
-void note_stateless(const Gathered& gathered, Contents& optimizer) {
+void note_stateless(const ModelWeights& joined, Contents& optimizer) {
     std::size_t without = 0;
     std::size_t with = 0;
-    for (const Gathered::Weight& weight : gathered.weights)
-        if (weight.kind == Gathered::Weight::Kind::master && weight.tensor.element_count() > 0)
+    for (const ModelWeights::Weight& weight : joined.weights)
+        if (weight.kind == ModelWeights::Weight::Kind::master && weight.tensor.element_count() > 0)
             ++(weight.state.empty() ? without : with);
     if (with == 0 || without == 0) return;
     optimizer.notes.push_back("no file has the state of " + std::to_string(without) + " of " +
@@ -394,7 +394,7 @@ void describe(const ZeroRun& run, TrainingLayout& layout) {
 void describe(const ZeroRun& run, const Universal& read, TrainingLayout& layout) {
     layout.stage = read.stage;
     if (read.data_ranks) layout.world_size = all_ranks(*read.data_ranks, run.files.model_ranks);
-    layout.optimizer = read.gathered.state_names;
+    layout.optimizer = read.joined.state_names;
     if (run.sets.empty()) return;
     layout.version = run.first_model().version;
     layout.dtype = run.first_model().dtype;
@@ -402,9 +402,9 @@ void describe(const ZeroRun& run, const Universal& read, TrainingLayout& layout)
 
 /// Returns the contents of the optimizer: its tree, and what the notes say of it.
 Contents read_optimizer(const ZeroRun& run, const Contents& described) {
-    const Gathered gathered = gather_all(run, {.optimizer = true});
-    Contents optimizer = optimizer_contents(optimizer_tree(run, gathered), described);
-    note_stateless(gathered, optimizer);
+    const ModelWeights joined = join_all_ranks(run, {.optimizer = true});
+    Contents optimizer = optimizer_contents(optimizer_tree(run, joined), described);
+    note_stateless(joined, optimizer);
     if (run.stage() == 0 && run.sets.size() > 1)
         optimizer.notes.push_back(
             "without ZeRO, the state has no names of parameters: that of each model rank is "
@@ -451,7 +451,7 @@ void require_module(const ZeroRun& run) {
 void set_optimizer(Contents& contents, const std::shared_ptr<const ZeroRun>& run,
                    const std::shared_ptr<const Universal>& read) {
     std::uint64_t bytes = 0;
-    for (const Gathered::Weight& weight : read->gathered.weights)
+    for (const ModelWeights::Weight& weight : read->joined.weights)
         for (const auto& each : weight.state) bytes += each.second.nbytes();
     if (bytes == 0 && !read->rest) {
         if (!run->sets.empty()) skip_training(contents, run->first_model());
@@ -460,16 +460,17 @@ void set_optimizer(Contents& contents, const std::shared_ptr<const ZeroRun>& run
     StateTree training = run->sets.empty() ? StateTree() : training_state(run->first_model());
     skip_optimizer(contents, contents.layout->optimizer, bytes, tensor_bytes(training));
     contents.optimizer = [read, training = std::move(training), described = files_and_layout(contents)] {
-        return optimizer_contents(optimizer_tree(read->gathered, read->rest, training), described);
+        return optimizer_contents(optimizer_tree(read->joined, read->rest, training), described);
     };
 }
 
 }  // namespace
 
-Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
+ModelWeights join_all_ranks(const ZeroRun& run, const JoinOptions& options) {
     std::vector<ModelRank> ranks;
     for (const ModelRankFiles& set : run.sets)
-        ranks.push_back({set.models.front().model_rank, set.models.front().file, gather(set, run.sources, options)});
+        ranks.push_back(
+            {set.models.front().model_rank, set.models.front().file, join_data_ranks(set, run.sources, options)});
     const UniversalInfo* const info = run.info ? &*run.info : nullptr;
     if (run.is_pipeline()) return join_model_ranks(std::move(ranks), run.tensor_ranks, info);
     return merge(std::move(ranks), info);
@@ -484,7 +485,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     add_files(contents, tag, names_of(run->files.models));
     add_files(contents, tag, names_of(run->files.optimizers));
     std::vector<std::string> others;
-    set_gathered(contents, weights_of(tag, *run, options, globals, others));
+    set_weights(contents, weights_of(tag, *run, options, globals, others));
     add_files(contents, tag, others);
     globals.move_to(contents);
     describe(*run, *contents.layout);
@@ -506,7 +507,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     Contents contents = begin_contents(tag, "universal");
     add_files(contents, tag, names_of(run->files.models));
     add_files(contents, tag, read->files);
-    set_gathered(contents, module ? gather_modules(*run, [](const ModelFile&, Gathered&) {}) : read->gathered);
+    set_weights(contents, module ? join_modules(*run, [](const ModelFile&, ModelWeights&) {}) : read->joined);
     globals.move_to(contents);
     describe(*run, *read, *contents.layout);
     set_optimizer(contents, run, read);

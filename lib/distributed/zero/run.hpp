@@ -2,7 +2,7 @@
 #pragma once
 
 #include "distributed/parallel/rules.hpp"
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 
 #include <optional>
 #include <string>
@@ -25,13 +25,13 @@ struct ZeroRun {
 
 /// Returns the weights of all model ranks, merged where the files say how, with the state of their optimizer if
 /// `options` ask for it.
-Gathered gather_all(const ZeroRun& run, const GatherOptions& options);
+ModelWeights join_all_ranks(const ZeroRun& run, const JoinOptions& options);
 
 /// Returns the tree of Checkpoint::optimizer(): `optimizer/state/PARAMETER/…` of the weights, and all other state.
-StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
+StateTree optimizer_tree(const ZeroRun& run, const ModelWeights& joined);
 /// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters, and the state
 /// of the training.
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const StateTree& training);
+StateTree optimizer_tree(const ModelWeights& joined, const std::optional<StateTree>& rest, const StateTree& training);
 /// Returns the states that ranks of experts have without ZeRO, each below the name of its file: expp_rank_0_mp_rank_00.
 StateTree optimizer_tree(const ZeroRun& run, const std::vector<std::string>& files,
                          const std::vector<StateTree>& states);

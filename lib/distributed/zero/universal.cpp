@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "distributed/parallel/merge.hpp"
 #include "distributed/values.hpp"
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 #include "distributed/zero/keys.hpp"
 #include "torch/parts.hpp"
 
@@ -24,7 +24,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using Weight = Gathered::Weight;
+using Weight = ModelWeights::Weight;
 using WeightKind = Weight::Kind;
 
 constexpr std::string_view ending = ".pt";
@@ -193,7 +193,8 @@ std::vector<std::string> trained(const std::vector<ModelRankFiles>& sets) {
 }
 
 /// Lists masters, and what the files of model states have besides them.
-Gathered list_weights(const std::vector<ModelRankFiles>& sets, std::vector<Weight> masters, const UniversalInfo* info) {
+ModelWeights list_weights(const std::vector<ModelRankFiles>& sets, std::vector<Weight> masters,
+                          const UniversalInfo* info) {
     PartSources sources;
     for (const ModelRankFiles& set : sets) add_sources(set, sources);
     if (sets.size() == 1) return list_weights(sets.front(), sources, std::move(masters));
@@ -202,18 +203,18 @@ Gathered list_weights(const std::vector<ModelRankFiles>& sets, std::vector<Weigh
     for (const Weight& weight : masters) names.insert(weight.name);
     std::vector<ModelRank> ranks;
     for (const ModelRankFiles& set : sets) {
-        Gathered rest = list_weights(set, sources, {});
+        ModelWeights rest = list_weights(set, sources, {});
         std::erase_if(rest.weights, [&](const Weight& weight) { return names.contains(weight.name); });
         ranks.push_back({set.models.front().model_rank, set.models.front().file, std::move(rest)});
     }
-    Gathered out = merge(std::move(ranks), info);
+    ModelWeights out = merge(std::move(ranks), info);
     std::move(out.weights.begin(), out.weights.end(), std::back_inserter(masters));
     out.weights = std::move(masters);
     return out;
 }
 
 /// Adds what only the folder `zero` has: F32 copies of weights that are in no file of model states.
-void add_unlisted(Gathered& out, const Values& values, bool has_models) {
+void add_unlisted(ModelWeights& out, const Values& values, bool has_models) {
     std::unordered_set<std::string> names;
     for (const Weight& weight : out.weights) names.insert(weight.name);
     for (const AliasGroup& group : out.aliases) names.insert(group.begin(), group.end());
@@ -258,7 +259,7 @@ std::optional<StateTree> other_state(const Folder& tag, const Values& values, co
     return tree;
 }
 
-void add_state_names(Gathered& out) {
+void add_state_names(ModelWeights& out) {
     std::unordered_set<std::string> known(out.state_names.begin(), out.state_names.end());
     for (const Weight& weight : out.weights)
         for (const auto& each : weight.state)
@@ -295,11 +296,11 @@ Universal read_universal(const Folder& tag, const std::vector<ModelRankFiles>& s
                     .with_tensor(parameter);
             masters.push_back(weight_of(parameter, found->second, &shaper));
         }
-        read.gathered = list_weights(sets, std::move(masters), info);
+        read.joined = list_weights(sets, std::move(masters), info);
     }
-    add_unlisted(read.gathered, values, !sets.empty());
-    if (options.as_stored) read.gathered.notes.clear();
-    add_state_names(read.gathered);
+    add_unlisted(read.joined, values, !sets.empty());
+    if (options.as_stored) read.joined.notes.clear();
+    add_state_names(read.joined);
     std::sort(read.files.begin(), read.files.end());
     return read;
 }

@@ -4,7 +4,7 @@
 #include "base/folder.hpp"
 #include "distributed/parallel/rules.hpp"
 #include "distributed/pickles.hpp"
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 
 #include <safemap/progress.hpp>
 #include <safemap/state_tree.hpp>
@@ -17,7 +17,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 /// A universal checkpoint.
 struct Universal {
-    Gathered gathered = {};
+    ModelWeights joined = {};
     std::vector<std::string> files = {};  ///< files that were read, relative to the tag's folder, sorted
     /// `zero/optimizer_state.pt` without its flat tensors; a dictionary `step`, by parameter, is added where there are
     /// files `step.pt`. Empty if there is neither.

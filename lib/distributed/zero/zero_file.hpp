@@ -4,13 +4,13 @@
 //   keys              one file of a rank               -> ModelFile, OptimizerFile
 //   one_run           the files of all ranks agree
 //   partitions        where parameters lie in the flat buffers
-//   gather            all files of one model rank      -> Gathered
-//   ../parallel       tensor ranks, stages, experts    -> one Gathered
-//   universal         the folder `zero`                -> one Gathered, without partitions
+//   join_data_ranks   all files of one model rank      -> ModelWeights
+//   ../parallel       tensor ranks, stages, experts    -> one ModelWeights
+//   universal         the folder `zero`                -> one ModelWeights, without partitions
 //   read_zero         all of these in their order      -> Contents
 #pragma once
 
-#include "distributed/gathered.hpp"
+#include "distributed/model_weights.hpp"
 #include "names/zero_files.hpp"
 
 #include <safemap/lazy_tensor.hpp>

@@ -28,9 +28,9 @@ using Named = std::vector<std::pair<std::string, LazyTensor>>;
 
 using state::Replica;
 
-/// The weights and the optimizer state of one model rank, or of the whole model: tensors are gathered over the ranks of
+/// The weights and the optimizer state of one model rank, or of the whole model: tensors are joined over the ranks of
 /// data parallelism.
-struct Gathered {
+struct ModelWeights {
     struct Weight {
         std::string name;
         LazyTensor tensor;

@@ -1,5 +1,5 @@
 // Whole tensors of one model rank, in the order of its module.
-#include "distributed/zero/gather.hpp"
+#include "distributed/zero/join_data_ranks.hpp"
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
@@ -20,7 +20,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-using Weight = Gathered::Weight;
+using Weight = ModelWeights::Weight;
 using WeightKind = Weight::Kind;
 
 /// Returns the tensor of that name, or null. Looks at number `guess` first: all ranks list names in the same order.
@@ -323,7 +323,7 @@ public:
     }
 
     /// `one_model_rank` if the weights that are known are those of the model file's own rank, not merged ones.
-    Gathered made(ByName known, bool one_model_rank = false) {
+    ModelWeights made(ByName known, bool one_model_rank = false) {
         one_model_rank_ = one_model_rank;
         for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
         known.each_left([this](Weight& weight) { push(std::move(weight)); });
@@ -537,7 +537,7 @@ private:
     std::vector<std::string> lacking_ = {};
     std::vector<std::string> not_saved_ = {};
     Ties ties_ = {};
-    Gathered out_ = {};
+    ModelWeights out_ = {};
 };
 
 /// Throws if the files of some ranks have the step of a group and others, with state too, do not.
@@ -559,7 +559,7 @@ void check_steps(const ModelRankFiles& set) {
 }
 
 /// Notes that the files of the model and of the optimizer say different numbers of steps.
-void note_steps(const ModelRankFiles& set, Gathered& out) {
+void note_steps(const ModelRankFiles& set, ModelWeights& out) {
     const ModelFile& model = set.models.front();
     const auto& steps = set.optimizers.front().steps;
     const auto step = std::find_if(steps.begin(), steps.end(), [](const auto& each) { return each.has_value(); });
@@ -587,8 +587,8 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
 
 }  // namespace
 
-Gathered gather(const ModelRankFiles& ranks, const PartSources& sources, const GatherOptions& options) {
-    if (ranks.stage() == 0) return gather_module(ranks);
+ModelWeights join_data_ranks(const ModelRankFiles& ranks, const PartSources& sources, const JoinOptions& options) {
+    if (ranks.stage() == 0) return list_module_weights(ranks);
     const ParameterMaker maker(ranks, sources, options.optimizer);
     if (options.optimizer) check_steps(ranks);
     std::vector<Weight> masters;
@@ -601,7 +601,7 @@ Gathered gather(const ModelRankFiles& ranks, const PartSources& sources, const G
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));
-    Gathered out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known), true);
+    ModelWeights out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known), true);
     note_steps(ranks, out);
     out.state_names = state_names(ranks);
     return out;
@@ -617,29 +617,31 @@ std::vector<std::string> state_names(const ModelRankFiles& set) {
     return names;
 }
 
-Gathered gather_unnamed(const ModelRankFiles& set) {
+ModelWeights list_unnamed_masters(const ModelRankFiles& set) {
     const ModelFile& model = set.models.front();
     const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
-    Gathered out;
+    ModelWeights out;
     std::unordered_set<std::string> buffers(model.buffers.begin(), model.buffers.end());
     if (stored && stored->is_dict())
         for (const auto& [name, groups] : stored->entries())
             if (name.starts_with("fp32_groups")) add_tensors("fp32", groups, 0, out.weights);
-    if (out.weights.empty()) return gather_module(set);  // trained in fp32: the module is the masters
+    if (out.weights.empty()) return list_module_weights(set);  // trained in fp32: the module is the masters
     out.notes.push_back("the fp32 masters of stage 0 have no names in the file; they are in the order of param_groups");
     for (const auto& [name, tensor] : model.module)
         if (buffers.contains(name)) out.weights.push_back({name, tensor.renamed(name), WeightKind::buffer, {}});
     return out;
 }
 
-Gathered list_weights(const ModelRankFiles& ranks, const PartSources& sources, std::vector<Weight> masters) {
+ModelWeights list_weights(const ModelRankFiles& ranks, const PartSources& sources, std::vector<Weight> masters) {
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));
     return Listing(ranks.models.front(), ranks.stage(), false).made(std::move(known));
 }
 
-Gathered gather_module(const ModelRankFiles& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
+ModelWeights list_module_weights(const ModelRankFiles& ranks) {
+    return Listing(ranks.models.front(), 0, false).made(ByName());
+}
 
 void add_sources(const ModelRankFiles& ranks, PartSources& sources) {
     for (const OptimizerFile& file : ranks.optimizers) {
