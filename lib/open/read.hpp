@@ -83,7 +83,7 @@ void add_optimizer(Contents& contents, const std::string& where, std::function<C
 using NoteOfFile = std::optional<std::string>(const std::filesystem::path& file, const Contents& contents);
 NoteOfFile note_of_deepspeed_file;
 NoteOfFile note_of_hf_shard;
-NoteOfFile note_of_file;  ///< of any kind of folder
+NoteOfFile note_of_file;  ///< asks the rows of all kinds of folders
 /// Returns a note for a file of that name of a finished model, if its metadata says that its tensors are parts.
 std::optional<std::string> note_of_parts(const Contents& contents, std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

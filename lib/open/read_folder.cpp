@@ -99,7 +99,7 @@ struct FolderKind {
     FolderReader* read;
     /// Lists the files whose records verify() checks if the folder cannot be opened. Null: none.
     FileNames (*list_run)(const Folder& folder, const FolderShape& shape) = nullptr;
-    NoteOfFile* note_of_file = nullptr;  ///< of several rows that give a note, the first one counts
+    NoteOfFile* note_of_file = nullptr;  ///< if several rows give a note, the first one counts
 };
 
 constexpr FolderKind kinds[] = {
