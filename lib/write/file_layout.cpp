@@ -376,12 +376,9 @@ private:
     }
     bool keeps_order() const {
         std::uint32_t before = 0;
-        for (const PlannedFile& file : layout_.files) {
+        for (const PlannedFile& file : layout_.files)
             for (const PlannedTensor& planned : file.tensors)
                 if (std::exchange(before, planned.number) > planned.number) return false;
-            // The first rank has a part of every tensor, and readers list tensors in its order.
-            if (options_.ranks > 0) break;
-        }
         return true;
     }
 

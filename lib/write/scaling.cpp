@@ -278,7 +278,7 @@ private:
         if (left.empty()) return;
         scaling_.kept.push_back(tensor);
         scaling_.tensors.push_back(tensors_[tensor].renamed(left.front()));
-        if (left.size() > 1) scaling_.ties.push_back(std::move(left));
+        scaling_.ties.push_back(std::move(left));
     }
 
     void skip(std::uint32_t tensor, const std::string& name) {

@@ -182,6 +182,9 @@ TEST_CASE("a lost order of a dictionary is noted, and only then") {
     CHECK_FALSE(is_told({f32("b", 1), f32("a", 2)}, {.structure = StructurePolicy::keep}, one));
     CHECK_FALSE(is_told({f32("a", 1), f32("b", 2)}, {}, one));
     CHECK(is_told({tensor("a", Dtype::u8, {3}, 1), f32("b", 2)}, {}, one));  // dtype is sorted first
+    // Each rank has a part of both, in their order.
+    CHECK_FALSE(is_told({f32("a", 1), f32("b", 2)}, {.ranks = 2}, "ranks"));
+    CHECK(is_told({f32("b", 1), f32("a", 2)}, {.ranks = 2}, "ranks"));
     // A .pt: nine tensors in the order of a model, in one file, and each in a file of its own.
     const auto of_pt = [&](const char* out, std::uint64_t most) {
         const auto notes = save(dir / out, Checkpoint::open(flat), {.max_shard_size = most, .overwrite = true}).notes;
