@@ -203,7 +203,8 @@ TEST_CASE("other values than torch writes are refused, and say what they are") {
     std::string pickle = small().pickle();
     for (std::size_t at = 0; (at = pickle.find("_StorageInfo", at)) != std::string::npos;)
         pickle.replace(at, 12, "_OtherStorag");
-    CHECK_FAULT(read(pickle), Errc::unsupported_layout);
+    check_error(error_of([&] { read(pickle); }), {Errc::unsupported_layout},
+                {"an object of the class torch.distributed.checkpoint.filesystem._OtherStorag"});
     CHECK_FAULT(read(pickle, true), Errc::unknown_global);
 }
 

@@ -273,6 +273,7 @@ TEST_CASE("meshes that cannot be read, or have other ranks than there are files"
         };
     };
     check_mesh("a stride that reaches outside", Errc::field_missing, {"_layout"}, axis(2, 5));
+    check_mesh("a stride that reaches the first place outside", Errc::field_missing, {"_layout"}, axis(2, 2));
     check_mesh("a size of zero", Errc::field_missing, {"_layout"}, axis(0, 1));
     check_mesh("a very large size", Errc::world_mismatch, {"ranks"}, axis(std::uint64_t{1} << 60, 1));
     check_mesh("a stride far beyond 64 bits", Errc::field_missing, {"_layout"}, axis(2, std::uint64_t{1} << 62));

@@ -365,6 +365,14 @@ TEST_CASE("one difference in a list gives the error that the machine's reading g
         bad[1][at + 1] = rank;
         CHECK(same_outcome(style, bad).starts_with(rank == 0 ? "t0 F32" : "rank_missing"));
     }
+    // It may be no rank at all.
+    for (const std::string& rank : {"J\xff\xff\xff\xff"s, "\x8a\x00"s, "\x8a\x01\xff"s, "\x8a\x01\x80"s, "\x88"s}) {
+        Pickles bad = good;
+        const std::size_t at = bad[1].rfind("K\x02h");
+        REQUIRE(at != std::string::npos);
+        bad[1].replace(at, 2, rank);
+        static_cast<void>(same_outcome(style, bad));
+    }
 }
 
 TEST_CASE("who uses a value of a list in another way gets the value") {

@@ -169,19 +169,16 @@ void read_layout(const Value& device_mesh, const RankNames& names, std::uint64_t
     const std::vector<Axis> axes = axes_of(device_mesh.at("_layout"));
     const Numbers map = ranks_in(device_mesh.at("_rank_map"), "_rank_map", names);
     std::uint64_t size = 1;
-    std::uint64_t reach = 0;
     for (const Axis& axis : axes) {
         mesh.shape.push_back(size_of(axis));
         size *= mesh.shape.back();  // no more than most_ranks each time
         if (size > map.size())
             throw Error(Errc::world_mismatch, "a device mesh has more ranks than its list _rank_map, which has " +
                                                   std::to_string(map.size()));
-        for (const Mode& mode : axis) {
+        for (const Mode& mode : axis)
             if (mode.stride > map.size()) malformed("_layout", "a layout of the ranks in _rank_map");
-            reach += mode.size == 0 ? 0 : (mode.size - 1) * mode.stride;
-        }
     }
-    if (size == 0 || reach >= map.size()) malformed("_layout", "a layout of the ranks in _rank_map");
+    if (size == 0) malformed("_layout", "a layout of the ranks in _rank_map");
     std::uint64_t base = 0;
     if (size < map.size()) {
         const auto found = std::find(map.begin(), map.end(), rank);

@@ -245,15 +245,14 @@ StateTree optimizer_tree(const ModelWeights& joined, const std::optional<StateTr
     Entries optimizer;
     std::unordered_map<std::string, NodeId> steps;
     Entries fields;
-    if (rest && rest->size() > 0) {
+    if (rest) {
         const NodeId base = tree.graft(*rest);
         const Value root(*rest);
         if (const auto step = root.find("step"); step && step->is_dict())
             for (const auto& [name, value] : step->entries()) steps.emplace(name, value.node() + base);
-        if (root.is_dict())
-            for (const auto& [name, value] : root.entries())
-                if (name == "param_groups" || (name != "step" && !is_partition_field(name)))
-                    fields.emplace_back(name, value.node() + base);
+        for (const auto& [name, value] : root.entries())
+            if (name == "param_groups" || (name != "step" && !is_partition_field(name)))
+                fields.emplace_back(name, value.node() + base);
     }
     optimizer.emplace_back("state", state_dict(tree, joined, [&](const ModelWeights::Weight& weight, const auto& add) {
                                if (const auto step = steps.find(weight.name); step != steps.end())
