@@ -125,22 +125,31 @@ TEST_CASE("files of DeepSpeed and Megatron are refused if their worlds have seve
     const auto model = [](const char* field, std::uint64_t ranks) {
         return pt::dict({{"module", pt::dict({{"w", pt::tensor(Dtype::u8, {2}, "ab")}})}, {field, pt::integer(ranks)}});
     };
-    check_refused(write(dir, "mp_rank_00_model_states.pt", model("mp_world_size", 2)), "2 ranks", "the folder");
-    CHECK(Checkpoint::open(write(dir, "mp_rank_00_model_states.pt", model("mp_world_size", 1))).size() == 1);
+    const auto check_note = [](const fs::path& file, std::string_view note) {
+        const Checkpoint alone = Checkpoint::open(file);
+        CHECK(alone.size() == 1);
+        CHECK(has_note(alone, note));
+    };
+    constexpr std::string_view the_folder = "give the folder, or the files of all ranks together";
+    constexpr std::string_view one_file = "this is one file of a DeepSpeed checkpoint";
+    check_refused(write(dir, "mp_rank_00_model_states.pt", model("mp_world_size", 2)), "2 ranks", the_folder);
+    check_note(write(dir, "mp_rank_00_model_states.pt", model("mp_world_size", 1)), one_file);
     // Without stage 3, each rank of data parallelism has the whole module.
-    CHECK(Checkpoint::open(write(dir, "mp_rank_00_model_states.pt", model("dp_world_size", 8))).size() == 1);
+    check_note(write(dir, "mp_rank_00_model_states.pt", model("dp_world_size", 8)), one_file);
     check_refused(write(dir, "zero_pp_rank_0_mp_rank_00_model_states.pt", model("dp_world_size", 8)), "8 ranks",
-                  "the folder");
+                  the_folder);
+    check_note(write(dir, "zero_pp_rank_0_mp_rank_00_model_states.pt", model("dp_world_size", 1)),
+               "this is the part of rank 0 of a DeepSpeed checkpoint");
     const auto optimizer = [](Value count) {
         return pt::dict({{"optimizer_state_dict",
                           pt::dict({{"partition_count", std::move(count)}, {"w", pt::tensor(Dtype::u8, {2}, "ab")}})}});
     };
     check_refused(write(dir, "zero_pp_rank_1_mp_rank_00_optim_states.pt", optimizer(pt::integer(4))), "4 ranks",
-                  "the folder");
+                  the_folder);
     check_refused(write(dir, "zero_pp_rank_1_mp_rank_00_optim_states.pt", optimizer(pt::integers({1, 2}))), "2 ranks",
-                  "the folder");
-    CHECK(Checkpoint::open(write(dir, "zero_pp_rank_0_mp_rank_00_optim_states.pt", optimizer(pt::integer(1)))).size() ==
-          1);
+                  the_folder);
+    check_note(write(dir, "zero_pp_rank_0_mp_rank_00_optim_states.pt", optimizer(pt::integer(1))),
+               "this is the part of rank 0 of a DeepSpeed checkpoint");
     fs::create_directories(dir / "megatron/mp_rank_00");
     const auto megatron = [&](std::uint64_t ranks) {
         return write(dir, "megatron/mp_rank_00/model_optim_rng.pt",

@@ -265,6 +265,7 @@ TEST_CASE("an invalid list of digests is a fault, and its valid entries are stil
     check("[]", 0, "not an object");
     check(R"({"a":"no digest"})", 0, "for 'a'");
     check('{' + entry("a", "aaaa") + R"(,"b":null})", 0, "for 'b'");
+    check('{' + entry("a", "aaaa") + ',' + entry("x", "") + '}', 4, "name 1 tensor that the file does not have");
     check('{' + entry("a", "aaaa") + ',' + entry("x", "") + ',' + entry("y", "") + '}', 4, "name 2 tensors");
     check('{' + entry("a", "") + ',' + entry("a", "aaaa") + '}', 4, "'a' more than once");
     check(std::string(10'000, ' ') + "{}", 0, "more than the tensors of the file need");

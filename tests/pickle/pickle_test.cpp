@@ -105,6 +105,7 @@ TEST_CASE("every opcode gives the value that Python gives") {
         {"U\x02\xff\xfe.", "b'\xff\xfe'"},
         {"T\x02\x00\x00\x00hi."s, "'hi'"},
         {"Vab\\u00e9\xe9\n.", "'ab\xc3\xa9\xc3\xa9'"},
+        {"Va\\u0041\n.", "'aA'"},
         {"V\\U0001F600\\\\u0041\n.", "'\xf0\x9f\x98\x80\\\\u0041'"},
         {"X\x02\x00\x00\x00\xc3\xa9."s, "'\xc3\xa9'"},
         {"\x8c\x01x.", "'x'"},

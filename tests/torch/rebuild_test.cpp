@@ -520,6 +520,14 @@ TEST_CASE("the last value set on an object counts, and names are unique") {
     const auto twice =
         with(forge::dict({forge::text("a"), number(1)}) + "b" + forge::dict({forge::text("a"), number(2)}) + "b");
     REQUIRE(twice.attributes.size() == 1);
+    const auto parts_with = [](const std::string& state) {
+        const auto object = root_as<StateTree::Opaque>(forge::global("my", "Thing") + ")\x81" + state + "b");
+        std::vector<std::string> names;
+        for (const auto& child : object.children) names.push_back(child.first);
+        return names;
+    };
+    CHECK(parts_with("N").empty());
+    CHECK(parts_with(number(1)) == std::vector<std::string>{"state"});
     const std::string f4 = forge::call("numpy", "dtype", {forge::text("S3"), "\x89", "\x88"});
     const std::string array = forge::call("numpy.core.multiarray", "_reconstruct",
                                           {forge::global("numpy", "ndarray"), forge::tuple({number(0)}), "U\1b"}) +
