@@ -1,5 +1,6 @@
 // Tests saves that continue one that was killed, or stopped. From top to bottom: killed at any system call; stopped at
-// any system call; a killed save that had come to its end; other inputs and options; after a reboot.
+// any system call; not allowed to continue; a killed save that had come to its end; other inputs and options; after a
+// reboot.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -201,6 +202,51 @@ TEST_CASE("a save with resume that is stopped at any step keeps its finished sha
             CHECK(most_kept == count + 1);
             CHECK(nothing_kept > 0);
         }
+}
+
+TEST_CASE("a save that may not remove what a stopped one has left begins anew elsewhere, and is whole") {
+    const TempDir dir = TempDir::in_memory();
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    const SaveOptions options = options_for(true);
+    save(dir / "whole", model, options);
+    const auto expected = contents_of(dir / "whole");
+    const auto stop_late = [&] {
+        std::size_t kept = 0;
+        for (int nth = 10; kept < 2; nth += 10) {
+            REQUIRE(nth < 600);
+            for (const char* name : {"out", ".out.safemap-tmp"}) fs::remove_all(dir / name);
+            save(dir / "out", std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
+            bool reached = true;
+            CHECK(stopped_at(nth, model, dir / "out", options, reached));
+            kept = left_by_stopped(dir).size();
+        }
+        REQUIRE(fs::exists(dir / ".out.safemap-tmp"));
+    };
+    std::vector<std::string> called;
+    {
+        stop_late();
+        ScriptedCalls calls;
+        calls.remember();
+        CHECK(save(dir / "out", model, options).resumed.size() >= 2);
+        called = calls.names();
+    }
+    std::size_t elsewhere = 0;
+    const auto written = std::find(called.begin(), called.end(), "pwrite");
+    for (std::size_t i = 0; i < static_cast<std::size_t>(written - called.begin()); ++i) {
+        if (called[i] != "unlinkat") continue;
+        CAPTURE(i);
+        stop_late();
+        SaveReport report;
+        const auto failure =
+            fail_at(static_cast<int>(i) + 1, EACCES, [&] { report = save(dir / "out", model, options); });
+        CHECK(failure.which == "unlinkat");
+        CHECK_FALSE(failure.error);
+        CHECK(report.resumed.empty());
+        ++elsewhere;
+        CHECK(contents_of(dir / "out") == expected);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
+    }
+    CHECK(elsewhere >= 3);  // of an empty sibling, of a token, and of what is not finished
 }
 
 TEST_CASE("a save that is stopped again and again comes to its end") {
