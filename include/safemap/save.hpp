@@ -71,8 +71,7 @@ struct SaveOptions {
     /// Begins the names of the files in a folder: `STEM.safetensors`, or `STEM-00001-of-00002.safetensors` and
     /// `STEM.safetensors.index.json`. Checkpoint::stem() has that of a model, such as "adapter_model" of PEFT, which
     /// finds no other name. Does not apply to one file, to files of ranks, and to `folders`. Throws invalid_argument if
-    /// it is empty, begins with a dot, has a slash or a NUL, or more than 200 bytes; and already_exists if a model that
-    /// stays in `out` would be opened in place of this one.
+    /// it is empty, begins with a dot, has a slash or a NUL, or more than 200 bytes.
     std::string stem = "model";
     /// Multiplies quantised F8 tensors by their scales, where tensors beside them hold those: see "Quantised tensors"
     /// in docs/format.md. The product is computed in F32 and rounded once, as torch does, to the dtype of `dtype_of` or
@@ -157,7 +156,6 @@ struct SaveOptions {
     ///   dtypes or of dtypes that only a structure document names; and that document.
     /// - `max_shard_size`, `strategy` and `index_style` do not apply.
     /// - With `overwrite`, all files of an older set of ranks are removed, and so is a model that was saved otherwise.
-    ///   Throws already_exists if a file that stays would be opened in place of the new ones.
     /// - Throws invalid_argument for more than 99,999 ranks, if `out` is a single file, with `exact_metadata`, and in a
     ///   ShardWriter.
     std::uint32_t ranks = 0;
@@ -310,7 +308,8 @@ struct SaveReport {
 ///
 /// Throws:
 /// - already_exists if `out` exists and `overwrite` is not set; if `overwrite` would replace a folder by a file or a
-///   file by a folder; or if the hidden folder's name, `.NAME.safemap-tmp`, is in use by something that no save made
+///   file by a folder; if a model that stays in a folder would be opened in place of the new one, or is as good; or if
+///   the hidden folder's name, `.NAME.safemap-tmp`, is in use by something that no save made
 /// - path_not_found if the parent folder is missing
 /// - several_models if the folder to replace has several indexes
 /// - name_collision; bad_name for a name with a NUL

@@ -85,8 +85,14 @@ private:
             report_.layout.buffer_bytes = std::max(report_.layout.buffer_bytes, buffers);
         }
         for (std::string& note : write::notes_on_folders(out_, options_)) report_.notes.push_back(std::move(note));
-        for (std::string& note : write::notes_on_other_models(out_, options_)) report_.notes.push_back(std::move(note));
+        // The first process asks its target, which may have finished the commit of a dead save.
+        if (options_.plan_only || !together_.leads()) note_other_models(write::replaced_files(out_, options_));
         if (options_.plan_only && together_.leads() && options_.on_plan) options_.on_plan(report_);
+    }
+
+    void note_other_models(const std::vector<std::string>& replaced) {
+        for (std::string& note : write::notes_on_other_models(out_, options_, replaced))
+            report_.notes.push_back(std::move(note));
     }
 
     write::PlanDigest digest() const {
@@ -131,7 +137,12 @@ private:
                                          .resume = options_.resume,
                                          .replaced = replaced_,
                                          .durable = options_.durable};
-            target_.emplace(out_, options_, job);
+            std::vector<std::string> files;
+            each_part([&](auto, const auto& layout) {
+                for (const write::PlannedFile& file : layout.files) files.push_back(file.name);
+            });
+            target_.emplace(out_, options_, files, job);
+            note_other_models(target_->replaced());
         });
         together_.share(
             [this] { return target_->staging().open_to_others(); },

@@ -143,7 +143,7 @@ public:
                                     write::options_of_writer(options))),
           direct_io_(io::prefers_direct_io(layout_.data_bytes)),
           drop_cache_(options.drop_cache),
-          target_(out, options, {.durable = options.durable}),
+          target_(out, options, names_of(layout_), {.durable = options.durable}),
           files_(target_.staging(), names_of(layout_), direct_io_),
           tensors_(declared_.size()),
           report_(write::report_on(layout_)) {

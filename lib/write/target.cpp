@@ -7,7 +7,6 @@
 #include "names/model_names.hpp"
 #include "safetensors/index.hpp"
 #include "safetensors/shard_files.hpp"
-#include "write/shards.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -98,38 +97,56 @@ std::vector<std::string> model_files(const std::filesystem::path& path, std::uin
 
 namespace {
 
-/// Returns the shape that a folder has once `old_files` are removed and the file `added` is there.
-names::FolderShape shape_with(const std::filesystem::path& path, const std::vector<std::string>& old_files,
-                              const std::string& added) {
+/// Returns those of `files` that are in the folder `inner` of a save, without its name; without a folder if it is
+/// empty.
+std::vector<std::string> inside(const std::vector<std::string>& files, const std::string& inner) {
+    const std::size_t begin = inner.empty() ? 0 : inner.size() + 1;
+    std::vector<std::string> names;
+    for (const std::string& file : files)
+        if (inner.empty() ? file.find('/') == file.npos : file.starts_with(inner + '/'))
+            names.push_back(file.substr(begin));
+    return names;
+}
+
+/// Throws already_exists if a folder would not open as the model in `added` once `old_files` are removed and it is
+/// there: if it keeps another one that is preferred, such as `model.safetensors` to `adapter_model.safetensors`, or
+/// that is as good.
+void require_opens(const std::filesystem::path& path, const std::vector<std::string>& old_files,
+                   const std::vector<std::string>& added) {
     std::error_code ignored;
     names::FolderNames names;
     if (std::filesystem::is_directory(path, ignored)) names = names::names_in(*open_folder(path, Mapping::never));
-    std::erase_if(names.files, [&](const std::string& name) { return names::has(old_files, name) || name == added; });
-    names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), added), added);
-    return names::shape_of_folder(names);
-}
-
-[[noreturn]] void refuse_other_model(const std::filesystem::path& path, const names::FolderShape& shape,
-                                     std::string_view wanted) {
+    const auto is_new = [&](const std::string& name) { return names::has(added, name); };
+    std::erase_if(names.files, [&](const std::string& name) { return names::has(old_files, name) || is_new(name); });
+    names.files.insert(names.files.end(), added.begin(), added.end());
+    std::sort(names.files.begin(), names.files.end());
+    const names::FolderShape shape = names::shape_of_folder(names);
+    const auto other = std::find_if_not(shape.files.begin(), shape.files.end(), is_new);
+    if (!shape.files.empty() && other == shape.files.end()) return;
+    const bool of_ranks = names::shard_file(added.front()).has_value();
     Error error(Errc::already_exists,
-                "the folder has " +
-                    (shape.files.empty() ? std::string("another model") : safemap::quoted(shape.files.front())) +
-                    ", which would be opened in place of " + std::string(wanted));
+                "the folder has " + (shape.files.empty() ? std::string("another model") : safemap::quoted(*other)) +
+                    ", which would be opened in place of " + (of_ranks ? "the files of ranks" : added.back()));
     throw std::move(error.with_path(path.native()).with_hint("remove it, or save to another folder"));
 }
 
 }  // namespace
 
-void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
-    const auto shape = shape_with(
-        path, old_files, names::spelled({.kind = names::NameKind::hf_shard, .shard = 1, .file = 1, .files = 1}));
-    if (shape.kind != names::ShapeKind::hf_shards) refuse_other_model(path, shape, "the files of ranks");
+std::vector<std::string> replaced_files(const std::filesystem::path& out, const SaveOptions& options) {
+    std::error_code ignored;
+    if (!options.overwrite || !std::filesystem::is_directory(out, ignored)) return {};
+    std::vector<std::string> files = model_files(out, options.max_header_bytes, options.stem);
+    for (const auto& [folder, checkpoint] : options.folders)
+        if (std::filesystem::is_directory(out / folder, ignored))
+            for (const std::string& file : model_files(out / folder, options.max_header_bytes))
+                files.push_back(folder + '/' + file);
+    return files;
 }
 
-std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options) {
+std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options,
+                                               const std::vector<std::string>& replaced) {
     std::error_code ignored;
     if (!options.overwrite || is_one_file(out, options) || !std::filesystem::is_directory(out, ignored)) return {};
-    const std::vector<std::string> replaced = model_files(out, options.max_header_bytes, options.stem);
     std::vector<std::string> notes;
     for (const std::string& file : open_folder(out, Mapping::never)->list()) {
         const auto name = names::model_name(file);
@@ -140,51 +157,26 @@ std::vector<std::string> notes_on_other_models(const std::filesystem::path& out,
     return notes;
 }
 
-void require_stem_opens(const std::filesystem::path& path, const std::vector<std::string>& old_files,
-                        const std::string& stem) {
-    const std::string file = shard_name(stem, 0, 1);
-    const auto shape = shape_with(path, old_files, file);
-    if (shape.files != std::vector<std::string>{file}) refuse_other_model(path, shape, file);
-}
-
 io::JoinedSibling join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
     return {out, kind_of(out, options), options.overwrite ? io::Existing::replace : io::Existing::merge, key,
             options.durable};
 }
 
-Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)
+Target::Target(const std::filesystem::path& out, const SaveOptions& options, const std::vector<std::string>& files,
+               const io::StagingOptions& job)
     : out_(out),
-      overwrite_(options.overwrite),
-      stem_(options.stem),
-      max_header_bytes_(options.max_header_bytes),
-      staging_(stage(out, options, job)) {
-    for (const auto& folder : options.folders) folders_.push_back(folder.first);
-    const std::vector<std::string> old = old_files();  // reports faults of the old files before the work, not after it
-    const bool renamed = options.stem != SaveOptions().stem && !is_one_file(out, options);
-    if (renamed && options.ranks == 0) require_stem_opens(out, old, options.stem);
-    if (options.ranks == 0) return;
-    require_ranks_open(out, old);
-    for (const std::string& folder : folders_) require_ranks_open(out / folder, inside(old, folder));
+      options_{.stem = options.stem,
+               .max_header_bytes = options.max_header_bytes,
+               .folders = options.folders,
+               .overwrite = options.overwrite},
+      staging_(stage(out, options, job)),
+      replaced_(replaced_files(out_, options_)) {
+    if (is_one_file(out, options)) return;
+    require_opens(out, replaced_, inside(files, {}));
+    for (const auto& [folder, checkpoint] : options.folders)
+        require_opens(out / folder, inside(replaced_, folder), inside(files, folder));
 }
 
-std::vector<std::string> Target::old_files() const {
-    std::error_code ignored;
-    if (!overwrite_ || !std::filesystem::is_directory(out_, ignored)) return {};
-    std::vector<std::string> files = model_files(out_, max_header_bytes_, stem_);
-    for (const std::string& folder : folders_)
-        if (std::filesystem::is_directory(out_ / folder, ignored))
-            for (const std::string& file : model_files(out_ / folder, max_header_bytes_))
-                files.push_back(folder + '/' + file);
-    return files;
-}
-
-std::vector<std::string> Target::inside(const std::vector<std::string>& files, const std::string& folder) {
-    std::vector<std::string> names;
-    for (const std::string& file : files)
-        if (file.starts_with(folder + '/')) names.push_back(file.substr(folder.size() + 1));
-    return names;
-}
-
-void Target::commit() { staging_.commit(old_files()); }
+void Target::commit() { staging_.commit(replaced_files(out_, options_)); }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -16,29 +16,27 @@ namespace safemap::SAFEMAP_ABI::write {
 /// The file or folder that a save writes, and the old files that it replaces.
 class Target {
 public:
-    /// Targets a file if is_one_file(out, options), else a folder. Throws already_exists if files of ranks are to be
-    /// written, and a file that stays in the folder would be opened in place of them. An existing target is refused
-    /// unless it is to be overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and
-    /// several_models if it is ambiguous which model of the folder is replaced.
-    Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job = {});
+    /// Targets a file if is_one_file(out, options), else a folder. `files` are the names of the files that the model
+    /// and its folders will have. Throws already_exists if a folder would not open as them, because a file that stays
+    /// in it is preferred or as good. An existing target is refused unless it is to be overwritten, or is a folder that
+    /// counts_as_new(out, options). Throws what Staging throws, and several_models if it is ambiguous which model of
+    /// the folder is replaced.
+    Target(const std::filesystem::path& out, const SaveOptions& options, const std::vector<std::string>& files,
+           const io::StagingOptions& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
+    /// The files of the old model, as replaced_files() gives them.
+    const std::vector<std::string>& replaced() const noexcept { return replaced_; }
     /// Puts all new files in place and removes the files of the old model.
     void commit();
     /// After commit(): notes on what could not be removed, and on what was renamed.
     const std::vector<std::string>& notes() const noexcept { return staging_.notes(); }
 
 private:
-    std::vector<std::string> old_files() const;
-    /// Returns those of `files` that are in `folder`, without its name.
-    static std::vector<std::string> inside(const std::vector<std::string>& files, const std::string& folder);
-
     std::filesystem::path out_;
-    bool overwrite_;
-    std::string stem_;
-    std::uint64_t max_header_bytes_;
-    std::vector<std::string> folders_;  ///< folders inside the target that are also written
+    SaveOptions options_;  ///< those that say what is replaced
     io::Staging staging_;
+    std::vector<std::string> replaced_;
 };
 
 /// Returns the files of a target that another process has made, with the same options. `key` is what
@@ -60,15 +58,11 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
 /// names or their content show. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder, std::uint64_t max_header_bytes,
                                      const std::string& stem = "model");
+/// Returns the model_files() of a save that overwrites, in `out` and in its folders: "optimizer/model.safetensors".
+std::vector<std::string> replaced_files(const std::filesystem::path& out, const SaveOptions& options);
 /// Returns notes on the other models of a folder that a save with these options leaves there: safetensors files and
-/// indexes with other stems. Libraries may prefer them.
-std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options);
-/// Throws already_exists if a folder would not open as the model `STEM` once `old_files` are removed and it is there:
-/// if it has another model, such as `model.safetensors` beside `adapter_model.safetensors`.
-void require_stem_opens(const std::filesystem::path& folder, const std::vector<std::string>& old_files,
-                        const std::string& stem);
-/// Throws already_exists if a folder would not open as files of ranks once `old_files` are removed and new files of
-/// ranks are there: if it has a model that safemap does not replace, such as `pytorch_model.bin`.
-void require_ranks_open(const std::filesystem::path& folder, const std::vector<std::string>& old_files);
+/// indexes with other stems. Libraries may prefer them. `replaced` is what replaced_files() returns.
+std::vector<std::string> notes_on_other_models(const std::filesystem::path& out, const SaveOptions& options,
+                                               const std::vector<std::string>& replaced);
 
 }  // namespace safemap::SAFEMAP_ABI::write

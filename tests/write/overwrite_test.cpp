@@ -1,6 +1,7 @@
 // Tests saves over an existing checkpoint: readers see the old or the new one at every moment, and nothing else. From
 // top to bottom: killed and failing saves in every world (kind of folder and file system), saves during reads,
 // permissions and links, foreign indexes and models, concurrent saves, files that appear during a save.
+#include "check_error.hpp"
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/file_folder.hpp"
@@ -529,13 +530,29 @@ TEST_CASE("models of other frameworks stay, and so do other files than shards th
     std::string index = TempDir::read(dir / "out/model.safetensors.index.json");
     index.insert(index.find("\"a\""), "\"x\": \"config.json\", ");
     dir.write("out/model.safetensors.index.json", index);
-    CHECK_OK(save_new(dir / "out", changes[4]));
-    CHECK(names_in(dir / "out") ==
-          Names{"config.json", "flax_model.msgpack", "flax_model.msgpack.index.json", "model.safetensors"});
+    // Without an index of safetensors, the folder would be refused for the other one.
+    check_error(error_of([&] { save_new(dir / "out", changes[4]); }), {Errc::already_exists},
+                {"'flax_model.msgpack.index.json', which would be opened in place of model.safetensors"});
+    CHECK(TempDir::read(dir / "out/model.safetensors.index.json") == index);
+    CHECK_OK(save_new(dir / "out", changes[0]));
+    CHECK(state_of(dir / "out") == "new");
     CHECK(TempDir::read(dir / "out/config.json") == "mine");
+    CHECK(TempDir::read(dir / "out/flax_model.msgpack") == "mine");
+    fs::remove(dir / "out/flax_model.msgpack.index.json");
+    CHECK_OK(save_new(dir / "out", changes[4]));
+    CHECK(names_in(dir / "out") == Names{"config.json", "flax_model.msgpack", "model.safetensors"});
+}
+
+TEST_CASE("the old index is read once for the plan, and once more for the commit") {
+    const TempDir dir;
     save_old(dir / "out", changes[0]);
-    dir.write("out/flax_model.msgpack.index.json", R"({"weight_map":{"a":"flax_model.msgpack"}})");
-    CHECK(state_of(dir / "out") == "old");
+    const std::string index = TempDir::read(dir / "out/model.safetensors.index.json");
+    constexpr std::size_t padding = 1'000'000;
+    dir.write("out/model.safetensors.index.json", std::string(padding, ' ') + index);
+    const CountedReads reads;
+    CHECK_OK(save_new(dir / "out", changes[0]));
+    CHECK(reads.bytes() >= 2 * padding);
+    CHECK(reads.bytes() < 3 * padding);
 }
 
 TEST_CASE("an entry that replaces the target during the save is neither replaced nor lost") {

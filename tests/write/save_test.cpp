@@ -386,6 +386,63 @@ TEST_CASE("the stem begins the names of the files in a folder") {
     CHECK(names_in(dir / "base") == Names{"model.safetensors"});
 }
 
+TEST_CASE("a folder that would not open as the model that is saved into it is left as it is, whatever the stem") {
+    const auto tensors = some_tensors();
+    const TempDir other;
+    save(other / "o.safetensors", std::vector{tensor("optimizer/state/w/exp_avg", Dtype::f32, {3})});
+    const Checkpoint optimizer = Checkpoint::open(other / "o.safetensors");
+    struct Row {
+        const char* there;  ///< a file that stays
+        SaveOptions options;
+        bool opens;
+    };
+    const SaveOptions plain;
+    const SaveOptions sharded{.max_shard_size = 1200};
+    const SaveOptions adapter{.stem = "adapter_model"};
+    const SaveOptions adapter_sharded{.stem = "adapter_model", .max_shard_size = 1200};
+    const SaveOptions unknown{.stem = "unet"};
+    const SaveOptions unknown_sharded{.stem = "unet", .max_shard_size = 1200};
+    const SaveOptions with_optimizer{.folders = {{"optimizer", optimizer}}};
+    const Row rows[] = {
+        {"pytorch_model.bin", plain, true},
+        {"pytorch_model.bin.index.json", plain, true},
+        {"adapter_model.safetensors", plain, true},
+        {"model.fp16.safetensors", plain, true},
+        {"pytorch_model.safetensors", plain, false},  // as good as model.safetensors
+        {"pytorch_model.safetensors", sharded, true},
+        {"flax_model.msgpack.index.json", plain, false},
+        {"flax_model.msgpack.index.json", sharded, true},
+        {"model.safetensors", adapter, false},
+        {"model.safetensors", adapter_sharded, false},
+        {"pytorch_model.bin", adapter, false},
+        {"model.safetensors", unknown, false},
+        {"pytorch_model.bin", unknown_sharded, true},  // the index of any stem is as good as that of model
+        {"optimizer/pytorch_model.safetensors", with_optimizer, false},
+        {"optimizer/pytorch_model.bin", with_optimizer, true},
+    };
+    for (const Row& row : rows) {
+        CAPTURE(row.there);
+        CAPTURE(row.options.stem);
+        const TempDir dir;
+        fs::create_directories((dir / "out" / row.there).parent_path());
+        dir.write("out/" + std::string(row.there), "x");
+        SaveOptions options = row.options;
+        options.overwrite = true;
+        const auto error = error_of([&] { save(dir / "out", tensors, options); });
+        CHECK(error.has_value() != row.opens);
+        if (row.opens) {
+            CHECK(Checkpoint::open(dir / "out").size() == tensors.size());
+            continue;
+        }
+        const fs::path there = dir / "out" / row.there;
+        check_error(error, {Errc::already_exists},
+                    {"'" + there.filename().native() + "', which would be opened in place of"},
+                    {.path = there.parent_path().native()});
+        CHECK(names_in(there.parent_path()) == Names{there.filename().native()});
+        CHECK(names_in(dir.path()) == Names{"out"});
+    }
+}
+
 TEST_CASE("one file does not replace a folder, not even an empty one") {
     const TempDir dir;
     const auto tensors = some_tensors();
