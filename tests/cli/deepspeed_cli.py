@@ -347,6 +347,27 @@ class Convert(Folders):
             self.refused('invalid_argument', 2, 'convert', at('z2-w2-fp16'), out, '--optimizer')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
+    def test_a_universal_checkpoint_without_files_of_model_states(self):
+        for folder, opens in (('z2-w3-bf16-universal', True), ('z3-w2-bf16-frozen-universal', False)):
+            copy = self.copy(folder, folder)
+            whole = self.done('hash', folder)['tensors']
+            for file in copy.rglob('*_model_states.pt'):
+                file.unlink()
+            if opens:
+                self.assertIn('no files of model states', ' '.join(self.done('inspect', folder)['notes']))
+                self.done('convert', folder, 'out', '--optimizer')
+                alone = self.done('hash', 'out')['tensors']
+                states = self.done('hash', 'out/optimizer')['tensors']
+                masters = {name.split('/')[2] for name in states if 'exp_avg' in name}
+                self.assertTrue(masters)
+                for name in masters:
+                    self.assertEqual(alone[name], whole[name])
+                continue
+            error = self.refused('rank_missing', 1, 'inspect', folder)
+            self.assertIn('fp32.pt of stage 3 is flat', error['message'])
+            self.assertIn('--deepspeed-compat', error['hint'])
+            self.done('convert', folder, 'flat', '--deepspeed-compat')
+
     def test_a_folder_without_state_of_an_optimizer_is_refused(self):
         copy = self.copy('z2-w3-bf16-universal')
         for pattern in ('exp_avg.pt', 'exp_avg_sq.pt', 'step.pt', 'optimizer_state.pt'):

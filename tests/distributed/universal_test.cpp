@@ -3,6 +3,7 @@
 #include "distributed/zero/universal.hpp"
 
 #include "distributed/values.hpp"
+#include "distributed/zero/read_zero.hpp"
 #include "distributed/zero_check.hpp"
 #include "doctest_safemap.hpp"
 #include "forge/files.hpp"
@@ -146,15 +147,48 @@ TEST_CASE("random parameters, in their shapes and flat, have the order and the s
 
 TEST_CASE("without files of model states, weights are as fp32.pt has them, and a note says so") {
     Files files;
-    add_parameter(files, parameter("b", {2, 3}), {6});
-    add_parameter(files, parameter("a", {4}), {4}, false);
+    add_parameter(files, parameter("b", {2, 3}), {2, 3});
+    add_parameter(files, parameter("a", {4}), {4});
+    add_parameter(files, parameter("c", {2, 2}), {2, 2}, false);
+    files["zero/buffer/fp32.pt"] = tensor_file({3}, bytes_for(Dtype::f32, {3}, "fp32", "buffer"));
     const Universal read = read_universal(forge::Folder(files), std::vector<ModelFile>(), nullptr);
-    REQUIRE(read.joined.weights.size() == 2);
+    REQUIRE(names_of(read.joined.weights) == std::vector<std::string>{"a", "b", "buffer", "c"});
     check_weight(read.joined.weights[0], parameter("a", {4}));
-    CHECK(read.joined.weights[1].tensor.shape() == Shape{6});
+    check_weight(read.joined.weights[1], parameter("b", {2, 3}));
+    check_weight(read.joined.weights[3], parameter("c", {2, 2}));
     CHECK(only_of(read.joined.notes).find("no files of model states") != std::string::npos);
     CHECK(!read.stage.has_value());
     CHECK(!read.data_ranks.has_value());
+
+    // The same through the tag, with the state of the optimizer.
+    files["zero/optimizer_state.pt"] = pt::Writer::file(pt::dict({{"zero_stage", pt::integer(2)}}));
+    const auto open = [](const Files& all, const OpenOptions& options = {}) {
+        return distributed::read_universal_tag({std::make_shared<forge::Folder>(all)}, options);
+    };
+    const state::Contents contents = open(files);
+    CHECK(names_of(contents.tensors) == std::vector<std::string>{"a", "b", "buffer", "c"});
+    CHECK(has_note(contents, "no files of model states"));
+    CHECK(contents.layout->stage == 2);
+    CHECK_FALSE(contents.layout->world_size.has_value());
+    CHECK(contents.layout->optimizer == moments);
+    REQUIRE(contents.optimizer != nullptr);
+    CHECK(contents.optimizer().tensors.size() == 6);
+    CHECK_FAULT(open(files, {.weights = Weights::module}), Errc::invalid_argument);
+    CHECK(open(files, {.deepspeed_compat = true}).tensors.size() == 4);
+
+    // If some are there, all must be.
+    Files some = files;
+    some["zero_pp_rank_1_mp_rank_00_model_states.pt"] = "x";
+    zero_forge::check_text(error_of([&] { static_cast<void>(open(some)); }), {Errc::rank_missing},
+                           {"zero_pp_rank_0_mp_rank_00_model_states.pt"});
+}
+
+TEST_CASE("without files of model states, the shapes of flat weights are not known") {
+    Files files;
+    add_parameter(files, parameter("a", {2, 3}), {6}, false);
+    check_error(files, {}, Errc::rank_missing, "a", "", "zero_pp_rank_0_mp_rank_00_model_states.pt");
+    const Universal read = read_universal(forge::Folder(files), {}, nullptr, {.as_stored = true});
+    CHECK(read.gathered.weights.at(0).tensor.shape() == Shape{6});
 }
 
 TEST_CASE("as stored, every fp32.pt is given as it is, without notes") {

@@ -429,12 +429,23 @@ void set_optimizer(Contents& contents, const ZeroTag& tag, const OpenOptions& op
 
 // Universal checkpoints.
 
-/// Reads the files of model states, which may be missing.
+/// Returns true if the folder has a file of model states, or something else with the name of the first one.
+bool has_models(const Folder& folder) {
+    constexpr names::NameKind kinds[] = {names::NameKind::zero_model, names::NameKind::zero_ranked_model};
+    const auto files = folder.list();
+    return std::any_of(std::begin(kinds), std::end(kinds), [&](names::NameKind kind) {
+        return std::any_of(files.begin(), files.end(),
+                           [kind](const std::string& file) { return names::is_kind(file, kind); }) ||
+               !folder.other_kind(names::spelled({.kind = kind})).empty();
+    });
+}
+
+/// Reads the files of model states, all of which may be missing: a folder may be copied without them.
 void read_models_beside(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found, ZeroRun& run) {
+    if (!has_models(*tag.folder)) return;
     run.files = names::zero_files(*tag.folder);
     std::vector<ModelFile> models;
     read_kind(tag, options, run.files.models, found, models, read_model_file);
-    if (models.empty()) return;
     fill_sets(run, std::move(models), {});
     require_model_ranks(run.first_model(), run.files);
     require_ranked_models(run.first_model(), run.files);

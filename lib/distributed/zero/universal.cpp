@@ -167,10 +167,9 @@ Weight weight_of(const std::string& parameter, const std::map<std::string, State
         return shaper != nullptr ? shaper->shaped(parameter, value) : value.tensor->renamed(parameter);
     };
     const StateValue& fp32 = states.at("fp32");
-    if (!fp32.tensor) throw Error(Errc::piece_mismatch, "fp32.pt holds no tensor").with_tensor(parameter);
     Weight weight{parameter, shaped(fp32), WeightKind::master, {}};
     for (const auto& [state, value] : states) {
-        if (state == "fp32" || state == "step" || !value.tensor) continue;
+        if (state == "fp32" || state == "step") continue;
         if (value.tensor->element_count() != fp32.tensor->element_count())
             throw Error(Errc::piece_mismatch,
                         excerpt(state) + ".pt holds " + std::to_string(value.tensor->element_count()) +
@@ -225,9 +224,25 @@ void add_unlisted(ModelWeights& out, const Values& values, bool has_models) {
             ++added;
         }
     if (added > 0)
-        out.notes.push_back(!has_models ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
+        out.notes.push_back(!has_models ? "there are no files of model states: weights, buffers among them, are as "
+                                          "fp32.pt has them, and which are frozen or tied is not known"
                                         : counted(added, "weight is", "weights are") +
                                               " only in fp32.pt, with its shapes and dtypes");
+}
+
+/// Throws if a weight is flat, as ds_to_universal writes those of stage 3, bare: without files of model states, nothing
+/// has its shape.
+void require_shapes(const Values& values) {
+    for (const auto& [parameter, states] : values) {
+        const StateValue& fp32 = states.at("fp32");
+        if (fp32.in_dict || fp32.tensor->shape().size() != 1) continue;
+        Error error(Errc::rank_missing,
+                    "the shape of a parameter is in the files of model states, such as "
+                    "zero_pp_rank_0_mp_rank_00_model_states.pt, and none is there; fp32.pt of stage 3 is flat");
+        throw error.with_tensor(parameter).with_hint(
+            "copy *_model_states.pt of the run into the folder; --deepspeed-compat gives the tensors as fp32.pt has "
+            "them");
+    }
 }
 
 /// Returns `optimizer_state.pt` with the steps of the parameters, or nothing if there is neither.
@@ -274,6 +289,7 @@ Universal read_universal(const Folder& tag, const std::vector<ModelRankFiles>& s
     if (!options.optimizer) std::erase_if(files, [](const StateFile& file) { return file.state != "fp32"; });
     const Values values = read_values(tag, files, options);
     if (options.optimizer) require_moments(values);
+    if (sets.empty() && !options.as_stored) require_shapes(values);
     Universal read;
     for (const StateFile& file : files) read.files.push_back(file.path);
     if (options.optimizer) read.rest = other_state(tag, values, options, read.files);

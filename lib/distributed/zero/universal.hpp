@@ -42,6 +42,7 @@ struct UniversalOptions {
 /// - not_a_checkpoint if there is no folder `zero` with folders of parameters
 /// - unfinished_checkpoint if a parameter has no `fp32.pt`, one of param_shapes has no folder, or a parameter has no
 ///   `exp_avg.pt` or `exp_avg_sq.pt` although others have; with `options.optimizer`
+/// - rank_missing if a parameter is stored flat, and `sets` is empty, unless `options.as_stored`
 /// - piece_mismatch if a file holds another number of elements than its parameter or its `fp32.pt`
 /// - field_missing if a file holds a dictionary without `param`
 /// - what reading, whole() and merge() throw
