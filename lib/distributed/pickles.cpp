@@ -58,6 +58,13 @@ GlobalKeys keys_of(const torch::NamedGlobals& globals) {
     return keys;
 }
 
+FoundGlobals FoundGlobals::another(const torch::NamedGlobals& globals, const std::string& file,
+                                   const GlobalKeys& listed) const {
+    FoundGlobals found = another();
+    found.add(globals, file, listed);
+    return found;
+}
+
 void FoundGlobals::add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed) {
     asks_for_code_ = asks_for_code_ || globals.asks_for_code();
     if (const auto said = note_ ? std::nullopt : globals.note()) note_ = prefix_ + file + ": " + *said;
@@ -99,7 +106,7 @@ void for_each_pickle(
     const auto read_one = [&](std::size_t i, const std::shared_ptr<const Source>& source) {
         torch::NamedGlobals globals = none.of_file();
         read(i, source, globals);
-        of_files[i].add(globals, files[i], first);
+        of_files[i] = none.another(globals, files[i], first);  // also replaces what a first reading has found
         if (i == 0) first = keys_of(globals);
     };
     for_each_file(folder, files.first(1), work, read_one);

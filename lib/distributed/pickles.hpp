@@ -47,10 +47,12 @@ public:
     bool strict() const noexcept { return strict_; }
     /// Returns an empty list for files of the same checkpoint.
     FoundGlobals another() const { return FoundGlobals(strict_, prefix_, also_known_); }
+    /// Returns such a list with the globals of a file, but not those whose keys are in `listed`.
+    FoundGlobals another(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed) const;
     /// Returns an empty list for the globals of one file.
     torch::NamedGlobals of_file() const { return torch::NamedGlobals(strict_, also_known_); }
 
-    /// Adds the globals of a file, but not those whose keys are in `listed`.
+    /// Likewise, adds the globals of a file.
     void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {});
     void add(FoundGlobals other);
     /// Adds the globals of `other` that no call of this function has added.

@@ -70,7 +70,7 @@ void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector
             torch::NamedGlobals own(options.strict_globals);
             out[i] = read(source, files[i], round == 0 ? Detail::all : Detail::share, own);
             if (round == 1) compare_and_drop(out[order[0][group[i]]], out[i]);
-            globals[round][number].add(own, files[i].file, listed[group[i]]);
+            globals[round][number] = found.another(own, files[i].file, listed[group[i]]);
             if (round == 0) listed[number] = keys_of(own);
         });
     }
