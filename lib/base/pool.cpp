@@ -36,7 +36,13 @@ struct Loop {
         const auto tick = [&] {
             if (!between) return;
             const std::size_t call = std::exchange(at, of_tick);
-            between();
+            try {
+                between();
+            } catch (...) {
+                fail(of_tick, std::current_exception());  // now, because the work that asked may handle it
+                at = call;
+                throw;
+            }
             at = call;
         };
         try {

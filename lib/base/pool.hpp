@@ -36,7 +36,8 @@ unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexce
 ///
 /// If `tick` is given, the calling thread calls it between its own calls of work(), and at least ten times a second
 /// while it waits for others. An exception of tick() counts as one before all calls of work(). A long read in work()
-/// asks (Interruption): then the calling thread calls tick(), and a read ends after an exception before it.
+/// asks (Interruption): then the calling thread calls tick(), and a read ends after an exception before it. An
+/// exception of tick() ends the loop also if that work() handles it.
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
 

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace pool_test {
@@ -91,6 +92,39 @@ TEST_CASE("ticks run on the calling thread, also while it waits, and their excep
     };
     CHECK_THROWS_AS(parallel_for(100'000, 2, work, [] { throw std::runtime_error("stop"); }), std::runtime_error);
     CHECK(begun < 100'000);
+}
+
+TEST_CASE("an exception of a tick ends the loop, also if the work that asked handles it") {
+    for (const unsigned threads : {1U, 4U})
+        for (const bool fails_later : {false, true}) {
+            CAPTURE(threads);
+            CAPTURE(fails_later);
+            bool thrown = false;
+            std::atomic<int> handled{0};
+            std::string failed;
+            try {
+                parallel_for(
+                    threads, threads,
+                    [&](std::size_t, unsigned worker) {
+                        // The other threads leave one call to the caller.
+                        while (worker != 0 && handled == 0) std::this_thread::yield();
+                        if (worker != 0) return;
+                        try {
+                            Interruption::ask();
+                        } catch (const std::runtime_error&) {
+                            ++handled;
+                        }
+                        if (fails_later) throw std::runtime_error("work");
+                    },
+                    [&] {
+                        if (!std::exchange(thrown, true)) throw std::runtime_error("tick");
+                    });
+            } catch (const std::runtime_error& error) {
+                failed = error.what();
+            }
+            CHECK(handled == 1);
+            CHECK(failed == "tick");
+        }
 }
 
 TEST_CASE("a forked child has a pool of its own") {
