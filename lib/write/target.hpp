@@ -34,7 +34,7 @@ public:
 
 private:
     std::filesystem::path out_;
-    SaveOptions options_;  ///< those that say what is replaced
+    SaveOptions options_;  ///< only the members that name the replaced files are set
     io::Staging staging_;
     std::vector<std::string> replaced_;
 };

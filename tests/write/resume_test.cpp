@@ -246,7 +246,7 @@ TEST_CASE("a save that may not remove what a stopped one has left begins anew el
         CHECK(contents_of(dir / "out") == expected);
         CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
     }
-    CHECK(elsewhere >= 3);  // of an empty sibling, of a token, and of what is not finished
+    CHECK(elsewhere >= 3);  // the calls remove an empty sibling, a token, and what is not finished
 }
 
 TEST_CASE("a save that is stopped again and again comes to its end") {
