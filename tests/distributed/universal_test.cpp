@@ -188,7 +188,7 @@ TEST_CASE("without files of model states, the shapes of flat weights are not kno
     add_parameter(files, parameter("a", {2, 3}), {6}, false);
     check_error(files, {}, Errc::rank_missing, "a", "", "zero_pp_rank_0_mp_rank_00_model_states.pt");
     const Universal read = read_universal(forge::Folder(files), {}, nullptr, {.as_stored = true});
-    CHECK(read.gathered.weights.at(0).tensor.shape() == Shape{6});
+    CHECK(read.joined.weights.at(0).tensor.shape() == Shape{6});
 }
 
 TEST_CASE("as stored, every fp32.pt is given as it is, without notes") {
