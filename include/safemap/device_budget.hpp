@@ -10,7 +10,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 namespace device {
-struct Budget;
+class Cache;
 }
 
 /// Options of a DeviceBudget.
@@ -61,7 +61,7 @@ public:
 
 private:
     friend class Uploader;
-    std::shared_ptr<device::Budget> shared_;
+    std::shared_ptr<device::Cache> cache_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -63,7 +63,7 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
 Lease Lease::ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
                      const Request& request) {
     Lease lease(std::move(data));
-    lease.data_->cache->order(*lease.data_, orderable, request);
+    lease.data_->view->cache->order(*lease.data_, orderable, request);
     lease.stream_ = stream;  // now, because a lease that is not passed on is not used by the stream
     return lease;
 }
@@ -74,16 +74,16 @@ bool Lease::has(const DeviceTensor& tensor) const noexcept {
 }
 
 void Lease::wait() const {
-    if (data_) data_->cache->order(*data_, {});
+    if (data_) data_->view->cache->order(*data_, {});
 }
 
 void Lease::release() noexcept {
-    if (const auto data = std::move(data_)) data->cache->release(*data, stream_);
+    if (const auto data = std::move(data_)) data->view->cache->release(*data, stream_);
 }
 
 void Lease::release(NativeStream stream) {
     if (!data_) return;
-    if (stream && !data_->cache->orderable(stream))
+    if (stream && !data_->view->cache->orderable(stream))
         throw Error(Errc::invalid_argument, "a lease cannot be released on a stream that is being captured");
     stream_ = stream;
     release();

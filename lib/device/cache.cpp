@@ -1,92 +1,130 @@
-// Brings groups of tensors to a device under a budget. Here: bundles, whose tensors have owners; prefetching and
-// evicting. The other files: cache_lease.cpp leases bundles, cache_order.cpp orders leases and copies, cache_room.cpp
-// makes room under the budget, cache_memory.cpp gets device memory, cache_plan.cpp follows plans, cache_fill.cpp fills
-// memory of the caller; cache_end.cpp has arrivals, sleep, and the end of groups and of the cache.
+// The cache of a device, and the views that uploaders have of it: bundles, prefetching and evicting, sleep, and the end
+// of groups and of views.
 #include "device/cache.hpp"
 
 #include "base/checked.hpp"
 #include "base/pool.hpp"
-#include "base/text.hpp"
 
+#include <safemap/device_budget.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::device {
+namespace safemap::SAFEMAP_ABI {
+namespace device {
 namespace {
 
 // Tiles of transposed tensors pass through a buffer of each reader, so they are smaller than jobs.
 constexpr std::uint64_t tile_bytes = 2_MiB;
 
-std::uint64_t choose_budget(const Budget& of_device, const UploadOptions& options) {
-    const std::uint64_t all = of_device.claimed.limit;
-    return options.device_budget > 0 ? std::min(options.device_budget, all) : all;
+// With jobs of this size, two threads that claim them reach the disk's limit. Loaders for GPUs converge on such sizes,
+// too (4 to 16 MiB).
+constexpr std::uint64_t most_slab = 8_MiB;
+constexpr std::uint64_t least_staging = 4_KiB;
+constexpr std::uint64_t staging_for_others = 32_MiB;
+
+// Slabs that are read into again and again have to stay in the cache of the processor, or the memory is the limit, and
+// not the bus. Twelve readers and an H100 came to 50 GB/s with two slabs of 4 MiB each, and to 38 with 8 MiB; its bus
+// copies 53.
+constexpr std::uint64_t slab_for_cuda = 4_MiB;
+constexpr std::uint64_t staging_for_cuda = 128_MiB;
+
+/// Returns true for the devices of CUDA, which have a bus that is as fast as many readers.
+bool is_cuda(const Device& device) noexcept { return device.stream_kind() == NativeStream::Kind::cuda; }
+
+std::uint64_t choose_staging(const Device& device, const DeviceBudgetOptions& options) {
+    if (options.staging_bytes == 0) return is_cuda(device) ? staging_for_cuda : staging_for_others;
+    if (options.staging_bytes >= least_staging) return options.staging_bytes;
+    throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
+                                            "; expected at least " + std::to_string(least_staging));
 }
 
-DeviceBudgetOptions own_budget(const UploadOptions& options) {
-    return {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes};
+std::uint64_t slab_bytes(const Device& device, const DeviceBudgetOptions& options) {
+    return std::min(is_cuda(device) ? slab_for_cuda : most_slab, choose_staging(device, options));
+}
+
+std::uint64_t choose_budget(const Device& device, const DeviceBudgetOptions& options) {
+    return options.device_bytes > 0 ? options.device_bytes : device.free_memory() / 10 * 9;
+}
+
+std::uint64_t choose_cap(const Cache& cache, const UploadOptions& options) {
+    return options.device_budget > 0 ? std::min(options.device_budget, cache.budget()) : cache.budget();
 }
 
 }  // namespace
 
-Cache::Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers, const PathRules& rules)
-    : budget_(std::move(budget)),
-      device_(budget_->device),
-      readers_(readers),
-      staging_(budget_->staging),
-      paths_(options.direct_reads ? rules : PathRules::without_direct()),
-      mutex_(budget_->mutex),
-      changed_(budget_->changed),
-      residency_(choose_budget(*budget_, options), &budget_->claimed),
-      heap_(residency_.budget(), &budget_->allocated),
-      sizes_{.job = staging_.buffer_bytes(),
-             .tile = std::min(tile_bytes, staging_.buffer_bytes()),
-             .most = residency_.budget()} {
-    readers_.expect(thread_count(options.readers, is_cuda(*device_) ? gpu_uploading_threads : uploading_threads));
-}
+Cache::Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options, std::shared_ptr<Readers> readers)
+    : device_(std::move(device)),
+      readers_(std::move(readers)),
+      staging_(device_, slab_bytes(*device_, options),
+               choose_staging(*device_, options) / slab_bytes(*device_, options)),
+      ledger_(choose_budget(*device_, options)),
+      heap_(ledger_.budget()) {}
 
-Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules)
-    : Cache(std::make_shared<Budget>(std::move(device), own_budget(options)), options, readers, rules) {}
+std::shared_ptr<Cache> Cache::make(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
+                                   std::shared_ptr<Readers> readers) {
+    const auto end = [](const Cache* cache) {
+        if (!cache->is_forked()) delete cache;
+    };
+    return {new Cache(std::move(device), options, std::move(readers)), end};
+}
 
 Cache::~Cache() {
     Lock lock(mutex_);
-    std::erase(budget_->caches, this);
-    // Another thread may have kept memory here that it could not free in time.
     free_kept(lock);
-    // The rest is memory of a device that failed.
-    budget_->claimed.subtract(residency_.claimed());
-    budget_->allocated.subtract(heap_.total());
 }
 
-UploadStats Cache::stats() const {
-    const std::lock_guard lock(mutex_);
-    UploadStats stats = stats_;
-    stats.resident_bytes = residency_.resident();
-    stats.peak_device_bytes = heap_.peak();
-    stats.peak_staging_bytes = staging_.peak();
-    stats.stalled = std::chrono::nanoseconds(stalled_);
-    paths_.report(stats);
-    return stats;
+void Cache::require_own_process() const {
+    if (!is_forked()) return;
+    throw Error(Errc::invalid_argument, "the uploader is of the process that this one was forked from")
+        .with_hint("make uploaders after fork(), in the process that uses them");
 }
 
-/// Lets the other caches of the budget know this one, before it has any memory. Not in the constructor: they need a
-/// shared_ptr.
-void Cache::join() {
-    if (joined_.load(std::memory_order_relaxed)) return;
-    const std::lock_guard lock(mutex_);
-    if (!joined_.exchange(true)) budget_->caches.push_back(this);
+/// Begins with the first call that may upload. Until then there are no threads, so a process that is forked has the
+/// cache, too. Throws invalid_argument in a process that was forked later.
+void Cache::start() {
+    require_own_process();
+    std::call_once(once_, [this] {
+        if (!readers_) readers_ = Readers::of_process();
+        started_ = count_forks();
+    });
+    readers_->expect(most_readers_);
 }
 
-std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors) {
-    join();
+// Views.
+
+View::View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRules& rules)
+    : cache(std::move(of)),
+      account(choose_cap(*cache, options)),
+      sizes{.job = cache->staging_.buffer_bytes(),
+            .tile = std::min(tile_bytes, cache->staging_.buffer_bytes()),
+            .most = account.cap},
+      paths(options.direct_reads ? rules : PathRules::without_direct()) {
+    const ThreadLimits most = is_cuda(*cache->device()) ? gpu_uploading_threads : uploading_threads;
+    const unsigned readers = thread_count(options.readers, most);
+    std::atomic<unsigned>& wanted = cache->most_readers_;
+    for (unsigned known = wanted; known < readers && !wanted.compare_exchange_weak(known, readers);) {
+    }
+}
+
+View::~View() { cache->close(*this); }
+
+std::shared_ptr<View> Cache::view(const UploadOptions& options, const PathRules& rules) {
+    require_own_process();
+    return std::make_shared<View>(shared_from_this(), options, rules);
+}
+
+std::shared_ptr<const BundleData> Cache::bundle(const std::shared_ptr<View>& view, std::vector<LazyTensor> tensors) {
+    view->cache->require_own_process();
     const auto data = std::make_shared<BundleData>();
-    data->cache = shared_from_this();
+    data->view = view;
     data->tensors.reserve(tensors.size());
-    const auto places = owners_.own(*this, tensors, sizes_);
+    const auto places = view->owners.own(view, tensors);
     std::unordered_set<const Group*> seen;
     for (std::size_t i = 0; i < places.size(); ++i) {
         const auto& [group, number, made, moved] = places[i];
@@ -103,19 +141,44 @@ std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors)
     return data;
 }
 
-void Cache::prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them) {
+UploadStats Cache::stats(const View& view) const {
+    require_own_process();
+    const std::lock_guard lock(mutex_);
+    UploadStats stats;
+    stats.uploaded_bytes = view.uploaded_bytes;
+    stats.evictions = view.evictions;
+    stats.resident_bytes = ledger_.resident(view.account);
+    stats.peak_device_bytes = view.account.peak;
+    stats.peak_staging_bytes = staging_.peak();
+    stats.stalled = std::chrono::nanoseconds(view.stalled);
+    view.paths.report(stats);
+    return stats;
+}
+
+DeviceBudgetStats Cache::stats() const {
+    require_own_process();
+    const std::lock_guard lock(mutex_);
+    return {.device_bytes = heap_.total(),
+            .peak_device_bytes = heap_.peak(),
+            .peak_staging_bytes = staging_.peak()};
+}
+
+// Prefetching and evicting.
+
+void Cache::prefetch(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them) {
+    start();
     Uploads begun;
     std::exception_ptr fault;
     try {
-        begin_prefetches(bundles, keep_them, begun);
+        begin_prefetches(view, bundles, keep_them, begun);
     } catch (...) {
         fault = std::current_exception();
     }
-    for (const auto& upload : begun) prepare(upload, false);
+    prepare(begun);
     if (fault) std::rethrow_exception(fault);
 }
 
-void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
+void Cache::begin_prefetches(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
                              Uploads& begun) {
     Trash trash;
     const std::lock_guard lock(mutex_);
@@ -129,13 +192,14 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
             if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
         if (absent.empty()) continue;
         begun.reserve(begun.size() + absent.size());
-        const Uploads uploads = begin(absent, {.since = time - 1, .demanded = false}, false, trash);
+        const Uploads uploads = begin(view, absent, {.since = time - 1, .demanded = false}, false, trash);
         begun.insert(begun.end(), uploads.begin(), uploads.end());
         if (!uploads.empty() && keep_them == Keep::yes) keep(bundle);
     }
 }
 
 void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
+    require_own_process();
     Trash trash;
     Lock lock(mutex_);
     for (const auto& group : groups)
@@ -143,4 +207,158 @@ void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
     free_kept(lock);
 }
 
-}  // namespace safemap::SAFEMAP_ABI::device
+// Sleep.
+
+std::uint64_t Cache::sleep(View& view) {
+    start();
+    Trash trash;
+    Lock lock(mutex_);
+    view.sleeping = true;
+    cancel_if(lock, view, trash, [](const Upload& upload) { return !upload.group->word.leased(); });
+    std::size_t count = view.asleep.size();
+    for (const auto& holding : ledger_.holdings()) count += holding->groups.size();
+    view.asleep.reserve(count);
+    // Each owner that is taken here is kept: the last one must not be destroyed under the lock.
+    for (const auto& holding : ledger_.holdings())
+        for (Group* const group : holding->groups) {
+            if (holding->account != &view.account || group->word.leased()) continue;
+            if (auto shared = group->weak_from_this().lock()) view.asleep.push_back(std::move(shared));
+        }
+    std::ranges::sort(view.asleep, {}, &Group::number);
+    evict_all(lock, view, trash);
+    return view.account.allocated;
+}
+
+void Cache::wake(View& view) {
+    start();
+    Uploads begun;
+    Groups asleep;
+    Trash trash;
+    std::exception_ptr fault;
+    {
+        const std::lock_guard lock(mutex_);
+        view.sleeping = false;
+        asleep.swap(view.asleep);
+        advance(view, begun, trash);
+        try {
+            begin_asleep(view, asleep, begun, trash);
+        } catch (...) {
+            fault = std::current_exception();
+        }
+    }
+    prepare(begun);
+    if (fault) std::rethrow_exception(fault);
+}
+
+/// Begins to bring back what sleep() took. What shares a slot comes when the plan needs it.
+void Cache::begin_asleep(View& view, const Groups& asleep, Uploads& begun, Trash& trash) {
+    for (const auto& group : asleep) {
+        if (group->slot != no_slot || group->word.state() != State::absent) continue;
+        if (group->fault || group->word.leased()) continue;
+        begun.reserve(begun.size() + 1);
+        const Uploads one = begin(view, {group}, {.since = 0, .demanded = false}, false, trash);
+        begun.insert(begun.end(), one.begin(), one.end());
+    }
+}
+
+// Ends.
+
+/// Cancels the uploads of a view that `which` returns true for, and waits until they are over.
+template <class Which> void Cache::cancel_if(Lock& lock, const View& view, Trash& trash, Which&& which) {
+    trash.reserve(uploads_.size());
+    for (auto at = uploads_.begin(); at != uploads_.end();) {
+        Upload& upload = **at++;  // cancel() may remove it
+        if (upload.group->view.get() == &view && !upload.cancelled && which(upload)) cancel(upload, trash);
+    }
+    lock.unlock();
+    trash.clear();
+    lock.lock();
+    const auto is_going = [&](const Upload* upload) { return upload->cancelled && upload->group->view.get() == &view; };
+    changed_.wait(lock, [&] { return std::ranges::none_of(uploads_, is_going); });
+}
+
+/// Frees everything of a view that is not leased, and all memory that is kept.
+void Cache::evict_all(Lock& lock, const View& view, Trash& trash) noexcept {
+    for (std::size_t i = 0; i < ledger_.holdings().size();) {
+        Holding& holding = *ledger_.holdings()[i];
+        if (holding.account == &view.account && Ledger::try_reserve(holding)) evict(holding, trash);  // moves another
+        else ++i;
+    }
+    free_kept(lock);
+}
+
+void Cache::stop(View& view) noexcept {
+    if (is_forked()) return;
+    Groups asleep;
+    std::unique_ptr<Plan> plan;
+    Trash trash;
+    Lock lock(mutex_);
+    view.stopping = true;
+    view.follows = false;
+    plan.swap(view.plan);
+    asleep.swap(view.asleep);
+    cancel_if(lock, view, trash, [](const Upload&) { return true; });
+    if (plan) end_slots(view, *plan);  // so that their memory is freed, that of leases when these end
+    view.stopped = true;
+    for (auto& [group, bundles] : view.kept) trash.bundles.splice(trash.bundles.end(), bundles);
+    view.kept.clear();
+    for (const auto& holding : ledger_.holdings())
+        for (Group* const group : holding->groups)
+            if (holding->account == &view.account && group->self) trash.groups.push_back(std::move(group->self));
+    evict_all(lock, view, trash);
+    changed_.wait(lock, [&] { return freeing_ == 0; });
+    free_kept(lock);
+}
+
+/// Takes the memory back of a group that nobody knows any more.
+void Cache::forget(Group& group) noexcept {
+    if (is_forked()) return;
+    group.view->owners.forget(group);
+    Lock lock(mutex_);
+    if (group.holding == nullptr) return;
+    Holding* const empty = Ledger::take_out(group);
+    if (empty == nullptr) return;
+    Space space = ledger_.remove(*empty);
+    if (group.view->stopping && space) free(lock, std::move(space));
+    else if (space) heap_.keep(std::move(space));
+    changed_.notify_all();
+}
+
+/// Takes back what a view has left when nobody knows it any more: slots without a group.
+void Cache::close(View& view) noexcept {
+    if (is_forked()) return;
+    Trash trash;
+    Lock lock(mutex_);
+    evict_all(lock, view, trash);
+}
+
+void Cache::Trash::reserve(std::size_t cancelled) {
+    groups.reserve(groups.size() + cancelled);
+    uploads.reserve(uploads.size() + cancelled);
+    copying.reserve(copying.size() + cancelled);
+}
+
+void Cache::Trash::clear() noexcept {
+    for (const auto& upload : copying) upload->finish();
+    copying.clear();
+    bundles.clear();
+    groups.clear();
+    uploads.clear();
+}
+
+Group::~Group() {
+    if (view) view->cache->forget(*this);
+}
+
+}  // namespace device
+
+DeviceBudget::DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options)
+    : cache_(device::Cache::make(std::move(device), options)) {}
+
+const std::shared_ptr<Device>& DeviceBudget::device() const noexcept { return cache_->device(); }
+
+std::uint64_t DeviceBudget::device_bytes() const noexcept { return cache_->budget(); }
+
+DeviceBudgetStats DeviceBudget::stats() const { return cache_->stats(); }
+
+}  // namespace safemap::SAFEMAP_ABI

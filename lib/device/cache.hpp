@@ -1,14 +1,35 @@
-// The cache: brings groups of tensors to one device under a budget, and leases them. Knows tensors, not checkpoints.
+// The cache of a device: brings groups of tensors to it under a budget, and leases them. Knows tensors, not
+// checkpoints.
+//
+// There is one cache for a DeviceBudget. Each uploader has a view of it: its tensors, its share of the budget, its plan.
+// The code stands by what it is about:
+//   cache.cpp      views: their bundles, sleep and end
+//   leases.cpp     leasing bundles, and the order of leases, copies and the work of callers
+//   arrivals.cpp   groups on their way: room, memory, arrival, cancelling
+//   orders.cpp     plans
+// and, apart from the cache and without its lock, ledger.cpp (the arithmetic of the budget), fill.cpp (memory of the
+// caller), readers.cpp (threads), staging.cpp (slabs).
+//
+// Locks. Cache::mutex_ guards all bookkeeping of the cache and its views. Under it, these are taken, never the other way
+// round: the mutex of the readers (to queue and cancel tasks), that of the staging pool (never held while waiting), that
+// of a stream that records an event. Owners::mutex_ is taken by itself.
+//
+// Who may wait, while holding what:
+// - Nobody allocates or frees device memory, reads, or waits for a copy while holding a mutex.
+// - A thread that waits for an arrival holds leases, at most one worker, and no slab.
+// - A job that waits for a slab of the bulk lane does jobs of the demand lane meanwhile. One of the demand lane waits
+//   only for copies that no work of a caller can hold up.
+// - The end of a view waits for the jobs of its uploads that are running, and for memory that is being freed.
 #pragma once
 
-#include "device/budget.hpp"
+#include "device/forks.hpp"
 #include "device/group.hpp"
+#include "device/ledger.hpp"
 #include "device/owners.hpp"
 #include "device/paths.hpp"
 #include "device/plan.hpp"
 #include "device/readers.hpp"
 #include "device/request.hpp"
-#include "device/residency.hpp"
 #include "device/staging.hpp"
 #include "device/upload.hpp"
 
@@ -32,27 +53,90 @@ namespace safemap::SAFEMAP_ABI::device {
 /// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
 enum class Keep : std::uint8_t { no, yes };
 
-/// The tensors of one uploader on a device, under a budget that caches may share. The mutex of the budget guards all
-/// bookkeeping. It is never held while memory is allocated or freed, while anything is read, or while a copy is waited
-/// for. The words of groups are also changed without it.
+using Bundles = std::list<std::shared_ptr<const BundleData>>;
+using Groups = std::vector<std::shared_ptr<Group>>;
+using Uploads = std::vector<std::shared_ptr<Upload>>;
+
+/// What one uploader has of a cache. Its groups hold it. The mutex of the cache guards the members that change, but for
+/// `owners`, `paths` and the atomic ones.
+struct View {
+    View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRules& rules);
+    ~View();
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+
+    const std::shared_ptr<Cache> cache;
+    Account account;
+    const FillSizes sizes;
+    Paths paths;
+    Owners owners;
+    std::unordered_map<const Group*, Bundles> kept = {};
+    std::unique_ptr<Plan> plan = {};         // null: none
+    Groups asleep = {};                      // groups that wake() brings back
+    std::atomic<bool> follows = false;       // a plan wants to be told of each lease
+    std::atomic<bool> stopped = false;       // its leases free what they end
+    std::atomic<std::int64_t> stalled = 0;   // nanoseconds
+    std::uint64_t uploaded_bytes = 0;
+    std::uint64_t evictions = 0;
+    bool sleeping = false;
+    bool stopping = false;
+};
+
+/// The tensors of all uploaders of a budget. The words of groups are also changed without the lock.
 class Cache : public std::enable_shared_from_this<Cache> {
 public:
-    /// Starts no thread. `readers` must live until stop() returns. `staging_bytes` of the options is not used.
-    Cache(std::shared_ptr<Budget> budget, const UploadOptions& options, Readers& readers, const PathRules& rules = {});
-    /// Makes a cache with a budget of its own.
-    Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers, const PathRules& rules = {});
+    /// Starts nothing. Throws invalid_argument as DeviceBudget() does. `readers`: null for those of the process.
+    static std::shared_ptr<Cache> make(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
+                                       std::shared_ptr<Readers> readers = nullptr);
     ~Cache();
     Cache(const Cache&) = delete;
     Cache& operator=(const Cache&) = delete;
 
+    // Views.
+    std::shared_ptr<View> view(const UploadOptions& options, const PathRules& rules = {});
     /// Does the same as Uploader::bundle.
-    std::shared_ptr<const BundleData> bundle(std::vector<LazyTensor> tensors);
+    static std::shared_ptr<const BundleData> bundle(const std::shared_ptr<View>& view, std::vector<LazyTensor> tensors);
+    void prefetch(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
+    void evict(std::span<const std::shared_ptr<Group>> groups);
+    UploadStats stats(const View& view) const;
+    DeviceBudgetStats stats() const;
+    /// Do the same as the members of Uploader.
+    std::uint64_t sleep(View& view);
+    void wake(View& view);
+    /// Cancels all uploads of a view, waits for the jobs in progress, and frees everything that is not leased. Leases
+    /// stay valid, and their memory is freed when they end. Nothing may be requested after this call.
+    void stop(View& view) noexcept;
+    std::uint64_t budget() const noexcept { return ledger_.budget(); }
+    /// Returns true if this process was forked from one in which the cache had started. Then calls that need the lock
+    /// throw, or do nothing: a thread that is not here may have had it.
+    bool is_forked() const noexcept {
+        const unsigned forks = started_.load(std::memory_order_relaxed);
+        return forks != not_started && forks != count_forks();
+    }
+    /// Returns the number of a new group, which is higher than those before.
+    std::uint64_t number_group() noexcept { return ++groups_made_; }
+    const std::shared_ptr<Device>& device() const noexcept { return device_; }
 
+    // Leases.
     /// Leases all groups of a bundle if all are resident: one atomic step for each, without a lock.
     static bool try_lease(const BundleData& bundle) noexcept;
     /// Leases all groups, and uploads those that are absent. The calling thread takes part. Throws as
     /// Uploader::acquire().
     void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request);
+    /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
+    void release(const BundleData& bundle, NativeStream stream) noexcept;
+    /// Leases a bundle that is leased until its view stops.
+    void lease_until_stop(const BundleData& bundle) noexcept;
+
+    /// Leases all groups, and begins to upload those that are absent. Returns the uploads to wait for. Throws as
+    /// lease(); then nothing is leased.
+    Uploads request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
+    /// Waits for these uploads. Throws as lease(); then nothing is leased.
+    void end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request, const Uploads& uploads);
+    /// Ends the leases instead, and the uploads that nobody else wants.
+    void cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept;
+    bool are_over(const Uploads& uploads) const noexcept;
+
     /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
     /// the caller, who is blocked until they are done. Throws device_failed.
     void order(const BundleData& bundle, NativeStream stream, const Request& request = {});
@@ -62,52 +146,25 @@ public:
     /// Fences the memory of a leased bundle by the work that is in the stream. Returns false if that failed, or the
     /// stream is being captured.
     bool use(const BundleData& bundle, NativeStream stream) noexcept;
-    /// Leases a bundle that is leased until the cache stops.
-    void lease_until_stop(const BundleData& bundle) noexcept;
-    Device& device() const noexcept { return *device_; }
-    /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
-    void release(const BundleData& bundle, NativeStream stream) noexcept;
-
-    using Uploads = std::vector<std::shared_ptr<Upload>>;
-    /// Leases all groups, and begins to upload those that are absent. Returns the uploads to wait for. Throws as
-    /// lease(); then nothing is leased.
-    Uploads request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
-    /// Waits for these uploads. Throws as lease(); then nothing is leased.
-    void end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request, const Uploads& uploads);
-    /// Ends the leases instead, and the uploads that nobody else wants.
-    void cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept;
-    bool are_over(const Uploads& uploads) const noexcept;
     /// Returns true if no copy of a bundle is in progress, which is leased and resident.
     static bool is_there(const BundleData& bundle) noexcept;
 
-    void prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
-    void evict(std::span<const std::shared_ptr<Group>> groups);
-    std::shared_ptr<Group> owner_of(const LazyTensor& tensor) const { return owners_.find(tensor); }
-    UploadStats stats() const;
+    // Plans.
+    /// Does the same as Uploader::follow. An empty order ends the plan.
+    void follow(View& view, std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
+    /// Has to be told of each lease that was taken in one step while View::follows is set.
+    void reached(const BundleData& bundle);
 
     /// Does the same as Uploader::fill.
-    std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after);
-
-    /// Does the same as Uploader::follow. An empty order ends the plan.
-    void follow(std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
-    /// Returns true if there is a plan: then reached() must be told of each lease that was taken in one step.
-    bool follows() const noexcept { return follows_.load(std::memory_order_relaxed); }
-    void reached(const BundleData& bundle);
-    /// Do the same as the members of Uploader.
-    std::uint64_t sleep();
-    void wake();
-
-    /// Cancels all uploads, waits for the jobs in progress, and frees everything that is not leased. Leases stay valid,
-    /// and their memory is freed when they end. Nothing may be requested after this call.
-    void stop() noexcept;
+    std::shared_ptr<DeviceEvent> fill(View& view, std::span<const FillTarget> targets, NativeStream after);
 
 private:
     friend class Group;
     friend class Upload;
+    friend struct View;
+    Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options, std::shared_ptr<Readers> readers);
     using Lock = std::unique_lock<std::mutex>;
     using State = Word::State;
-    using Bundles = std::list<std::shared_ptr<const BundleData>>;
-    using Groups = std::vector<std::shared_ptr<Group>>;
 
     /// Work that must be done when the lock is released: owners to destroy, whose destructors may take it, and
     /// cancelled uploads whose copies have to be fenced.
@@ -120,118 +177,113 @@ private:
         /// Makes room for so many cancelled uploads more.
         void reserve(std::size_t cancelled);
 
-        std::vector<std::shared_ptr<Cache>> caches = {};  // caches of other uploaders, whose groups may be here
         Bundles bundles = {};
         Groups groups = {};
         Uploads uploads = {};
         Uploads copying = {};
     };
     class Leases;
-    void join();
+    class Turn;
     struct Room;
-    class Closed;
 
-    // Acquiring.
+    void require_own_process() const;
+    void start();
+
+    // Views.
+    void begin_prefetches(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
+                          Uploads& begun);
+    template <class Which> void cancel_if(Lock& lock, const View& view, Trash& trash, Which&& which);
+    void begin_asleep(View& view, const Groups& asleep, Uploads& begun, Trash& trash);
+    void evict_all(Lock& lock, const View& view, Trash& trash) noexcept;
+    void forget(Group& group) noexcept;
+    void close(View& view) noexcept;
+
+    // Leases.
     Uploads begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps);
     void end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request,
                   const Uploads& uploads, Worker& worker);
     void abandon(const Uploads& uploads) noexcept;
     Groups join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker, Uploads& uploads,
                          Trash& trash);
-    void hurry(const std::shared_ptr<Upload>& upload, const Request& request);
-    Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
     void wait_for_change(Lock& lock, const Request& request);
     void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
-    void keep(const std::shared_ptr<const BundleData>& bundle);
-    void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);
+    static void keep(const std::shared_ptr<const BundleData>& bundle);
     [[noreturn]] void refuse(const BundleData& bundle) const;
-
-    // Order.
     void order(Group& group, NativeStream stream, const Request& request);
     void remember_use(const BundleData& bundle, NativeStream stream);
     void hold(const BundleData& bundle) noexcept;
     void end_leases(const BundleData& bundle) noexcept;
+    void free_unleased(const BundleData& bundle) noexcept;
     void note_failure(const std::exception_ptr& fault) noexcept;
     [[noreturn]] void throw_lost() const;
 
-    void require_foreign(std::span<const FillTarget> targets) const;
-
-    // Room.
+    // Arrivals: room.
     /// Returns a time at which nothing was used later.
     std::uint64_t now() const noexcept { return time_.load(std::memory_order_relaxed) + 1; }
-    bool admit(std::span<Group* const> groups, Residency::Reach reach, bool demanded, Trash& trash);
-    bool make_room(std::uint64_t claims, Residency::Reach reach, bool demanded, Room& room);
-    std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
+    Uploads begin(View& view, const Groups& absent, Ledger::Reach reach, bool demanded, Trash& trash);
+    bool admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash);
+    bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room) const;
+    static std::vector<std::uint32_t> take_slots(const Account& account, std::span<Group* const> groups,
+                                                 std::vector<Holding*>& turns);
+    void settle(Account& account, std::span<Group* const> groups, std::span<const std::uint32_t> slots,
+                std::uint64_t in_blocks);
     static bool is_idle(const Upload& upload, bool shared) noexcept;
-    std::uint64_t cancellable() const noexcept;
-    bool await_small(Lock& lock, const Request& request, Worker& worker, const Trash& trash);
-    bool await_own_small(Lock& lock, const Request& request, Worker& worker);
-    void expect_cancelled(Trash& trash) const;
-    std::uint64_t cancel_latest(std::uint64_t bytes, Trash& trash);
-    void cancel(Upload& upload, Trash& trash) noexcept;
-    void leave(Upload& upload) noexcept;
-    template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
+    Ledger::Missing cancellable(const View& view) const noexcept;
+    void cancel_latest(const View& view, Ledger::Missing needed, Trash& trash) noexcept;
+    bool await_small(Lock& lock, const Request& request, Worker& worker);
     void evict(Holding& holding, Trash& trash) noexcept;
     Space evict(Group& group, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
-    void let_go(const Group& group, Trash& trash) noexcept;
-    void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots, std::uint64_t shared_bytes);
+    static void let_go(const Group& group, Trash& trash) noexcept;
 
-    // Plans.
-    void adopt(const Split& split, Trash& trash);
-    void keep_until_use() noexcept;
-    void pass(const BundleData& bundle) noexcept;
-    void advance(Uploads& begun, Trash& trash) noexcept;
-    bool may_take_slot(const Group& group, std::size_t steps) const noexcept;
-    std::shared_ptr<Upload> in_the_way(const Groups& absent) const noexcept;
-    void go_on() noexcept;
-    void end_slots(const Plan& plan) noexcept;
-    void begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash);
-
-    // Memory.
+    // Arrivals: memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request = {}) noexcept;
+    void prepare(const Uploads& begun) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     bool provide(Upload& upload, const Request& request, Space& space);
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
-    bool others_keep() const noexcept;
-    void free_of_others(Lock& lock, std::uint64_t bytes, Deadline deadline);
     void free_kept(Lock& lock) noexcept;
-    void free_unleased(const BundleData& bundle) noexcept;
-    void evict_all(Lock& lock, Trash& trash) noexcept;
 
-    // Uploads; called by Upload and Group.
+    // Arrivals: ends.
+    void hurry(const std::shared_ptr<Upload>& upload, const Request& request);
     void arrive(Upload& upload, std::exception_ptr failed) noexcept;
-    void forget(Group& group) noexcept;
+    void cancel(Upload& upload, Trash& trash) noexcept;
+    void leave(Upload& upload) noexcept;
 
-    const std::shared_ptr<Budget> budget_;
+    // Plans.
+    void adopt(View& view, const Split& split, Trash& trash);
+    void keep_until_use(View& view) noexcept;
+    void pass(const BundleData& bundle) noexcept;
+    void advance(View& view, Uploads& begun, Trash& trash) noexcept;
+    bool may_take_slot(const View& view, const Group& group, std::size_t steps) const noexcept;
+    static std::shared_ptr<Upload> in_the_way(const Groups& absent) noexcept;
+    void go_on(View& view) noexcept;
+    static void end_slots(View& view, const Plan& plan) noexcept;
+
+    void require_foreign(std::span<const FillTarget> targets) const;
+
+    static constexpr unsigned not_started = UINT32_MAX;
+
     const std::shared_ptr<Device> device_;
-    Readers& readers_;
-    StagingRing& staging_;
-    Paths paths_;
-    Owners owners_;
+    std::once_flag once_;
+    std::atomic<unsigned> started_ = not_started;  // the number of forks when it started
+    std::atomic<unsigned> most_readers_ = 0;
+    std::shared_ptr<Readers> readers_;  // set when it starts
+    StagingRing staging_;
 
-    std::mutex& mutex_;                 // the budget's, as the next one is
-    std::condition_variable& changed_;  // something arrived, failed or left
-    Residency residency_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;  // something arrived, failed or left
+    Ledger ledger_;
     Heap heap_;
-    const FillSizes sizes_;
-    std::list<Upload*> uploads_;  // on their way, in the order in which they began
-    std::unordered_map<const Group*, Bundles> kept_;
-    std::unique_ptr<Plan> plan_;             // null: none
-    std::atomic<bool> follows_ = false;      // there is a plan
-    Groups asleep_;                          // groups that wake() brings back
-    std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
-    std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
-    std::atomic<bool> stopped_ = false;
-    std::atomic<bool> lost_ = false;    // the device failed
-    std::exception_ptr failure_ = {};   // how it failed
-    std::size_t freeing_ = 0;           // pieces of memory that threads are freeing
-    std::atomic<bool> joined_ = false;  // is among the caches of the budget
-    bool sleeping_ = false;
-    bool stopping_ = false;
-    UploadStats stats_;
+    std::list<Upload*> uploads_;           // on their way, in the order in which they began
+    std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
+    std::atomic<std::uint64_t> groups_made_ = 0;
+    std::atomic<bool> lost_ = false;   // the device failed
+    std::exception_ptr failure_ = {};  // how it failed
+    std::size_t freeing_ = 0;          // pieces of memory that threads are freeing
+    unsigned demands_allocating_ = 0;  // calls of Device::allocate() that somebody waits for
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -73,13 +73,13 @@ Managed* LeaseExport<Managed>::make(std::shared_ptr<Lease> lease, const DeviceTe
                                     dlpack::Float4 float4) {
     if (!lease || !lease->has(tensor))
         throw Error(Errc::invalid_argument, "the lease does not have the tensor").with_tensor(tensor.name());
-    device::Cache& cache = *lease->data_->cache;
+    device::Cache& cache = *lease->data_->view->cache;
     auto out = std::make_unique<LeaseExport>(
         LeaseExport{std::move(lease), consumer, dlpack::describe(tensor, float4), Managed{}});
     const auto [data, offset] = dlpack::place_of(tensor);
     out->managed.manager_ctx = out.get();
     out->managed.deleter = end;
-    out->managed.dl_tensor = out->described.at(data, dlpack::where(cache.device(), tensor), offset);
+    out->managed.dl_tensor = out->described.at(data, dlpack::where(*cache.device(), tensor), offset);
     cache.order(*out->lease->data_, cache.orderable(consumer));
     return &out.release()->managed;
 }
@@ -89,9 +89,9 @@ template <class Managed> void LeaseExport<Managed>::end(Managed* self) {
     const auto& data = own->lease->data_;
     if (!data) return;
     const bool is_cuda = self->dl_tensor.device.type == dlpack::DeviceType::cuda;
-    bool is_fenced = !own->consumer || data->cache->use(*data, own->consumer);
-    if (is_cuda) is_fenced = data->cache->use(*data, NativeStream::cuda(nullptr)) && is_fenced;
-    if (!is_fenced) data->cache->lease_until_stop(*data);  // nobody knows when the memory is free
+    bool is_fenced = !own->consumer || data->view->cache->use(*data, own->consumer);
+    if (is_cuda) is_fenced = data->view->cache->use(*data, NativeStream::cuda(nullptr)) && is_fenced;
+    if (!is_fenced) data->view->cache->lease_until_stop(*data);  // nobody knows when the memory is free
 }
 
 namespace dlpack {

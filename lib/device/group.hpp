@@ -24,6 +24,7 @@ namespace safemap::SAFEMAP_ABI::device {
 class Cache;
 class Upload;
 struct Holding;
+struct View;
 
 /// The sizes in bytes with which groups are filled.
 struct FillSizes {
@@ -86,8 +87,9 @@ private:
 /// does not change.
 class Group : public std::enable_shared_from_this<Group> {
 public:
-    Group(Cache& owner, std::uint64_t order, Layout arranged, std::vector<std::size_t> hashes, const FillSizes& sizes)
-        : cache(owner),
+    Group(std::shared_ptr<View> owner, std::uint64_t order, Layout arranged, std::vector<std::size_t> hashes,
+          const FillSizes& sizes)
+        : view(std::move(owner)),
           number(order),
           layout(std::move(arranged)),
           keys(std::move(hashes)),
@@ -97,7 +99,7 @@ public:
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
-    Cache& cache;
+    const std::shared_ptr<View> view;
     const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
     const std::vector<std::size_t> keys;  // keys of the tensors in the table of owners
@@ -131,7 +133,7 @@ public:
 
 /// The contents of a Bundle. They do not change, but the index of names is made on first use.
 struct BundleData {
-    std::shared_ptr<Cache> cache;
+    std::shared_ptr<View> view;
     std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
     const Group* own = nullptr;                  // the group that was made for this bundle
     std::deque<LazyTensor> renamed;              // tensors with another name than in their group

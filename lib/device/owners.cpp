@@ -1,6 +1,7 @@
 // Which group owns a tensor.
 #include "device/owners.hpp"
 
+#include "device/cache.hpp"
 #include "lazy/same_tensor.hpp"
 
 #include <optional>
@@ -12,7 +13,7 @@ namespace safemap::SAFEMAP_ABI::device {
 /// group is not made after all, they are removed.
 class Owners::Newcomers {
 public:
-    Newcomers(Table& table, std::uint64_t& last) noexcept : table_(table), last_(last) {}
+    explicit Newcomers(Table& table) noexcept : table_(table) {}
     ~Newcomers() {
         for (const auto& entry : entries_) table_.erase(entry);
     }
@@ -41,14 +42,15 @@ public:
     }
 
     /// Makes the group. Sets `at[number]` to the number in its layout of the tensor that add() gave `number`.
-    std::shared_ptr<Group> make_group(Cache& cache, const FillSizes& sizes, std::vector<std::uint32_t>& at) {
+    std::shared_ptr<Group> make_group(const std::shared_ptr<View>& view, std::vector<std::uint32_t>& at) {
         at.resize(tensors_.size());
         std::vector<std::uint32_t> from;
         Layout layout = lay_out(std::move(tensors_), from);
         std::vector<std::size_t> keys;
         keys.reserve(from.size());
         for (const std::uint32_t i : from) keys.push_back(entries_[i]->first);
-        auto group = std::make_shared<Group>(cache, ++last_, std::move(layout), std::move(keys), sizes);
+        auto group = std::make_shared<Group>(view, view->cache->number_group(), std::move(layout), std::move(keys),
+                                             view->sizes);
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
             entries_[from[i]]->second = {group, group.get(), i};
@@ -59,15 +61,14 @@ public:
 
 private:
     Table& table_;
-    std::uint64_t& last_;
     std::vector<LazyTensor> tensors_;
     std::vector<Table::iterator> entries_;  // parallel to tensors_
 };
 
-std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& tensors, const FillSizes& sizes) {
+std::vector<Owners::Place> Owners::own(const std::shared_ptr<View>& view, std::vector<LazyTensor>& tensors) {
     std::vector<Place> places(tensors.size());  // outlives the lock: the last owner of a group may be in it
     const std::lock_guard lock(mutex_);
-    Newcomers newcomers(table_, last_);
+    Newcomers newcomers(table_);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         const std::size_t key = TensorHash()(&tensors[i]);
         places[i] = find_known(tensors[i], key);
@@ -78,7 +79,7 @@ std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& te
     }
     if (newcomers.empty()) return places;
     std::vector<std::uint32_t> at;
-    const auto group = newcomers.make_group(cache, sizes, at);
+    const auto group = newcomers.make_group(view, at);
     for (Place& place : places)
         if (!place.group) place = {group, at[place.tensor], true, place.moved};
     return places;

@@ -29,7 +29,7 @@ public:
     /// Returns the owners of `tensors`, parallel to them. Tensors without an owner get a new group, which lists them in
     /// file order; they are moved from. Takes linear time if they are in file order. Throws budget_exceeded as
     /// lay_out() does.
-    std::vector<Place> own(Cache& cache, std::vector<LazyTensor>& tensors, const FillSizes& sizes);
+    std::vector<Place> own(const std::shared_ptr<View>& view, std::vector<LazyTensor>& tensors);
     /// Returns the owner of a tensor, or null.
     std::shared_ptr<Group> find(const LazyTensor& tensor) const;
     /// Removes the tensors of a group, which has no owner any more.
@@ -49,7 +49,6 @@ private:
 
     mutable std::mutex mutex_;
     Table table_;
-    std::uint64_t last_ = 0;  // number of the group that was made last
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,6 +1,8 @@
 // The reader threads of the process, and the tasks that they work on.
 #include "device/readers.hpp"
 
+#include "device/forks.hpp"
+
 #include <pthread.h>
 
 #include <algorithm>
@@ -18,69 +20,72 @@ constexpr std::size_t most_idle = 4;
 
 }  // namespace
 
-std::shared_ptr<Readers> Readers::of_process() {
-    static std::mutex mutex;
-    static std::weak_ptr<Readers> shared;
-    const std::lock_guard lock(mutex);
-    auto readers = shared.lock();
-    if (!readers) shared = readers = std::make_shared<Readers>();
-    return readers;
-}
+std::shared_ptr<Readers> Readers::of_process() { return shared_of_process<Readers>(); }
+
+Readers::Readers() : forks_(count_forks()) {}
 
 Readers::~Readers() {
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
+    if (forks_ != count_forks()) {
+        // Its threads are in the process that this one was forked from, and may hold anything of it.
+        static_cast<void>(new std::shared_ptr<Shared>(std::move(shared_)));
+        return;
     }
-    work_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    {
+        const std::lock_guard lock(shared_->mutex);
+        shared_->stopping = true;
+    }
+    shared_->work.notify_all();
+    for (std::thread& thread : shared_->threads) {
+        if (thread.get_id() == std::this_thread::get_id()) thread.detach();
+        else thread.join();
+    }
 }
 
 void Readers::expect(unsigned count) {
-    const std::lock_guard lock(mutex_);
-    expected_ = std::max(expected_, count);
+    const std::lock_guard lock(shared_->mutex);
+    shared_->expected = std::max(shared_->expected, count);
 }
 
 void Readers::submit(const std::shared_ptr<Task>& task, Lane lane, int priority) {
     {
-        const std::lock_guard lock(mutex_);
-        Queue& queue = lane == Lane::demand ? demand_ : bulk_;
-        first_of(queue);
+        const std::lock_guard lock(shared_->mutex);
+        auto& queue = lane == Lane::demand ? shared_->demand : shared_->bulk;
+        Shared::first_of(queue);
         auto place = queue.end();
         while (place != queue.begin() && std::prev(place)->priority < priority) --place;
         queue.insert(place, {task, priority});
         start_threads();
     }
-    work_.notify_all();
+    shared_->work.notify_all();
 }
 
 bool Readers::have_threads() const {
-    const std::lock_guard lock(mutex_);
-    return !threads_.empty();
+    const std::lock_guard lock(shared_->mutex);
+    return !shared_->threads.empty();
 }
 
 bool Readers::help(Task& task, Worker& worker) {
-    Lock lock(mutex_);
+    Lock lock(shared_->mutex);
     if (task.exhausted()) return false;
-    run_next(lock, task, worker);
+    Shared::run_next(lock, task, worker);
     return true;
 }
 
 bool Readers::help_demand(Worker& worker) {
-    Lock lock(mutex_);
-    const auto task = first_of(demand_);
+    Lock lock(shared_->mutex);
+    const auto task = Shared::first_of(shared_->demand);
     if (!task) return false;
-    run_next(lock, *task, worker);
+    Shared::run_next(lock, *task, worker);
     return true;
 }
 
 bool Readers::has_jobs(const Task& task) const {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(shared_->mutex);
     return !task.exhausted();
 }
 
 bool Readers::cancel(Task& task) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(shared_->mutex);
     const bool over = task.exhausted();
     task.next_ = task.jobs_;
     return !over && task.running_ == 0;
@@ -88,10 +93,10 @@ bool Readers::cancel(Task& task) {
 
 std::unique_ptr<Worker> Readers::borrow_worker() {
     {
-        const std::lock_guard lock(mutex_);
-        if (!idle_.empty()) {
-            auto worker = std::move(idle_.back());
-            idle_.pop_back();
+        const std::lock_guard lock(shared_->mutex);
+        if (!shared_->idle.empty()) {
+            auto worker = std::move(shared_->idle.back());
+            shared_->idle.pop_back();
             return worker;
         }
     }
@@ -99,9 +104,9 @@ std::unique_ptr<Worker> Readers::borrow_worker() {
 }
 
 void Readers::give_back(std::unique_ptr<Worker> worker) noexcept {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(shared_->mutex);
     try {
-        if (idle_.size() < most_idle) idle_.push_back(std::move(worker));
+        if (shared_->idle.size() < most_idle) shared_->idle.push_back(std::move(worker));
     } catch (const std::bad_alloc&) {
         // The worker is freed.
     }
@@ -110,18 +115,18 @@ void Readers::give_back(std::unique_ptr<Worker> worker) noexcept {
 /// Starts the threads that are missing. Without a thread, or without memory for one, callers read alone.
 void Readers::start_threads() noexcept {
     try {
-        while (threads_.size() < expected_) threads_.emplace_back([this] { read_until_stopped(); });
+        while (shared_->threads.size() < shared_->expected) shared_->threads.emplace_back([shared = shared_] { shared->read_until_stopped(); });
     } catch (const std::exception&) {
     }
 }
 
 /// Returns the first task of a queue that has a job left, or null. A task leaves a queue when its last job has begun.
-std::shared_ptr<Task> Readers::first_of(Queue& queue) {
+std::shared_ptr<Task> Readers::Shared::first_of(Queue& queue) {
     while (!queue.empty() && queue.front().task->exhausted()) queue.pop_front();
     return queue.empty() ? nullptr : queue.front().task;
 }
 
-void Readers::run_next(Lock& lock, Task& task, Worker& worker) {
+void Readers::Shared::run_next(Lock& lock, Task& task, Worker& worker) {
     const std::size_t job = task.next_++;
     ++task.running_;
     lock.unlock();
@@ -135,7 +140,7 @@ void Readers::run_next(Lock& lock, Task& task, Worker& worker) {
     lock.lock();
 }
 
-void Readers::read_until_stopped() {
+void Readers::Shared::read_until_stopped() {
     ::pthread_setname_np(::pthread_self(), "safemap-reader");
     std::optional<Worker> worker;
     try {
@@ -143,12 +148,12 @@ void Readers::read_until_stopped() {
     } catch (const std::bad_alloc&) {
         return;  // threads that acquire read alone
     }
-    Lock lock(mutex_);
-    while (!stopping_) {
-        auto task = first_of(demand_);
-        if (!task) task = first_of(bulk_);
+    Lock lock(mutex);
+    while (!stopping) {
+        auto task = first_of(demand);
+        if (!task) task = first_of(bulk);
         if (task) run_next(lock, *task, *worker);
-        else work_.wait(lock);
+        else work.wait(lock);
     }
 }
 

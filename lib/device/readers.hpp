@@ -51,8 +51,8 @@ public:
     /// Returns the readers of this process. They live as long as somebody holds them.
     static std::shared_ptr<Readers> of_process();
 
-    Readers() = default;
-    /// Joins the threads, each after its current job.
+    Readers();
+    /// Ends the threads, each after its current job, and waits for them. If this is one of them, does not wait for it.
     ~Readers();
     Readers(const Readers&) = delete;
     Readers& operator=(const Readers&) = delete;
@@ -81,24 +81,32 @@ public:
 
 private:
     using Lock = std::unique_lock<std::mutex>;
-    struct Entry {
-        std::shared_ptr<Task> task;
-        int priority;
+    /// What the threads work on. It outlives the one that ends the readers, and in a process that was forked, where no
+    /// thread is left, all of them.
+    struct Shared {
+        struct Entry {
+            std::shared_ptr<Task> task;
+            int priority;
+        };
+        using Queue = std::deque<Entry>;
+
+        static std::shared_ptr<Task> first_of(Queue& queue);
+        static void run_next(Lock& lock, Task& task, Worker& worker);
+        void read_until_stopped();
+
+        std::mutex mutex = {};
+        std::condition_variable work = {};
+        Queue demand = {};  // by priority, highest first
+        Queue bulk = {};
+        std::vector<std::unique_ptr<Worker>> idle = {};
+        std::vector<std::thread> threads = {};
+        unsigned expected = 0;
+        bool stopping = false;
     };
     void start_threads() noexcept;
-    using Queue = std::deque<Entry>;
-    static std::shared_ptr<Task> first_of(Queue& queue);
-    void run_next(Lock& lock, Task& task, Worker& worker);
-    void read_until_stopped();
 
-    mutable std::mutex mutex_;
-    std::condition_variable work_;
-    Queue demand_;  // by priority, highest first
-    Queue bulk_;
-    std::vector<std::unique_ptr<Worker>> idle_;
-    std::vector<std::thread> threads_;
-    unsigned expected_ = 0;
-    bool stopping_ = false;
+    const unsigned forks_;
+    std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

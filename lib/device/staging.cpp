@@ -1,6 +1,8 @@
 // The buffers between readers and devices whose memory cannot be read into.
 #include "device/staging.hpp"
 
+#include "device/forks.hpp"
+
 #include "device/fences.hpp"
 
 #include <algorithm>
@@ -36,14 +38,7 @@ StagingRing::Loan::~Loan() {
     if (ring_ != nullptr) ring_->give_back(std::move(slot_));
 }
 
-std::shared_ptr<StagingPool> StagingPool::of_process() {
-    static std::mutex mutex;
-    static std::weak_ptr<StagingPool> shared;
-    const std::lock_guard lock(mutex);
-    auto pool = shared.lock();
-    if (!pool) shared = pool = std::make_shared<StagingPool>();
-    return pool;
-}
+std::shared_ptr<StagingPool> StagingPool::of_process() { return shared_of_process<StagingPool>(); }
 
 StagingRing::StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count,
                          std::shared_ptr<StagingPool> pool)

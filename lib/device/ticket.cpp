@@ -23,12 +23,12 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
 bool Ticket::done() const noexcept {
     if (!data_) return true;
     const device::BundleData& bundle = *data_->bundle;
-    return bundle.cache->are_over(data_->uploads) && device::Cache::is_there(bundle);
+    return bundle.view->cache->are_over(data_->uploads) && device::Cache::is_there(bundle);
 }
 
 Lease Ticket::wait(NativeStream stream) {
     if (!data_) throw Error(Errc::invalid_argument, "there is no ticket");
-    device::Cache& cache = *data_->bundle->cache;
+    device::Cache& cache = *data_->bundle->view->cache;
     const NativeStream orderable = cache.orderable(stream);
     const auto data = std::move(data_);
     cache.end_request(data->bundle, data->request, data->uploads);
@@ -36,7 +36,7 @@ Lease Ticket::wait(NativeStream stream) {
 }
 
 void Ticket::cancel() noexcept {
-    if (const auto data = std::move(data_)) data->bundle->cache->cancel_request(*data->bundle, data->uploads);
+    if (const auto data = std::move(data_)) data->bundle->view->cache->cancel_request(*data->bundle, data->uploads);
 }
 
 }  // namespace safemap::SAFEMAP_ABI

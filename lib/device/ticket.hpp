@@ -13,7 +13,7 @@ namespace safemap::SAFEMAP_ABI {
 struct Ticket::Data {
     std::shared_ptr<const device::BundleData> bundle = {};
     Request request = {};
-    device::Cache::Uploads uploads = {};
+    device::Uploads uploads = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI

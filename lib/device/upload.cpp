@@ -18,13 +18,13 @@ void throw_copy(const std::exception_ptr& fault) {
 
 Upload::Upload(std::shared_ptr<Group> of)
     : Task(of->plan.jobs()),
-      cache_(of->cache),
+      cache_(*of->view->cache),
       group(std::move(of)),
-      filling(*cache_.device_, cache_.staging_, cache_.paths_) {}
+      filling(*cache_.device_, cache_.staging_, group->view->paths) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
-                                   [&] { return cache_.readers_.help_demand(worker); }};
+                                   [&] { return cache_.readers_->help_demand(worker); }};
     std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(),
                                          [&] { filling.fill(group->layout, group->plan, job, worker, taker); });
     if (!failed) return true;

@@ -19,14 +19,18 @@ using device::BundleData;
 using device::Cache;
 using device::Keep;
 
+namespace {
+
+DeviceBudgetOptions own_budget(const UploadOptions& options) {
+    return {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes};
+}
+
+}  // namespace
+
 struct Uploader::Impl {
-    /// `place`: a device, or the budget of one.
-    template <class Place>
-    Impl(std::shared_ptr<Place> place, Checkpoint opened, const UploadOptions& options)
-        : checkpoint(std::move(opened)),
-          readers(device::Readers::of_process()),
-          cache(std::make_shared<Cache>(std::move(place), options, *readers)) {}
-    ~Impl() { cache->stop(); }
+    Impl(const std::shared_ptr<Cache>& of, Checkpoint opened, const UploadOptions& options)
+        : checkpoint(std::move(opened)), cache(*of), view(of->view(options)) {}
+    ~Impl() { cache.stop(*view); }
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
 
@@ -43,85 +47,87 @@ struct Uploader::Impl {
     };
 
     const Checkpoint checkpoint;
-    const std::shared_ptr<device::Readers> readers;  // outlives the uploads of the cache
-    const std::shared_ptr<Cache> cache;              // shared with bundles
+    Cache& cache;
+    const std::shared_ptr<device::View> view;  // holds the cache; shared with bundles
     std::mutex mutex;
     std::unordered_map<std::string, std::weak_ptr<const BundleData>, Hash, std::equal_to<>> named;
 };
 
 Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(device), std::move(checkpoint), options)) {}
+    : Uploader(DeviceBudget(std::move(device), own_budget(options)), std::move(checkpoint), options) {}
 
 Uploader::Uploader(const DeviceBudget& budget, Checkpoint checkpoint, const UploadOptions& options)
-    : impl_(std::make_unique<Impl>(budget.shared_, std::move(checkpoint), options)) {}
+    : impl_(std::make_unique<Impl>(budget.cache_, std::move(checkpoint), options)) {}
 
-Uploader::~Uploader() = default;
+Uploader::~Uploader() {
+    if (impl_->cache.is_forked()) static_cast<void>(impl_.release());  // any lock in it may be held for ever
+}
 
 const std::shared_ptr<const BundleData>& Uploader::own(const Bundle& bundle) const {
-    if (bundle.data_ && bundle.data_->cache == impl_->cache) return bundle.data_;
+    if (bundle.data_ && bundle.data_->view == impl_->view) return bundle.data_;
     throw Error(Errc::invalid_argument, bundle.data_ ? "the bundle belongs to another uploader" : "there is no bundle");
 }
 
 Bundle Uploader::bundle(const Selection& selection) {
-    return Bundle(impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection)));
+    return Bundle(Cache::bundle(impl_->view, checkpoint::selected(impl_->checkpoint, selection)));
 }
 
 Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
-    return Bundle(impl_->cache->bundle({tensors.begin(), tensors.end()}));
+    return Bundle(Cache::bundle(impl_->view, {tensors.begin(), tensors.end()}));
 }
 
 Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request& request) {
     const auto& data = own(bundle);
-    const NativeStream orderable = impl_->cache->orderable(stream);
+    const NativeStream orderable = impl_->cache.orderable(stream);
     const bool was_there = Cache::try_lease(*data);
-    if (!was_there) impl_->cache->lease(data, Keep::no, request);
+    if (!was_there) impl_->cache.lease(data, Keep::no, request);
     Lease lease = Lease::ordered(data, stream, orderable, request);
-    if (was_there && impl_->cache->follows()) impl_->cache->reached(*data);
+    if (was_there && impl_->view->follows) impl_->cache.reached(*data);
     return lease;
 }
 
 std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream stream) {
     const auto& data = own(bundle);
-    const NativeStream orderable = impl_->cache->orderable(stream);
+    const NativeStream orderable = impl_->cache.orderable(stream);
     if (!Cache::try_lease(*data)) return std::nullopt;
     Lease lease = Lease::ordered(data, stream, orderable, {});
-    if (impl_->cache->follows()) impl_->cache->reached(*data);
+    if (impl_->view->follows) impl_->cache.reached(*data);
     return lease;
 }
 
 std::shared_ptr<DeviceEvent> Uploader::fill(std::span<const FillTarget> targets, NativeStream after) {
-    return impl_->cache->fill(targets, after);
+    return impl_->cache.fill(*impl_->view, targets, after);
 }
 
 void Uploader::follow(const UploadPlan& plan) {
     std::vector<std::shared_ptr<const BundleData>> order;
     order.reserve(plan.order.size());
     for (const Bundle& bundle : plan.order) order.push_back(own(bundle));
-    impl_->cache->follow(std::move(order), plan.cyclic);
+    impl_->cache.follow(*impl_->view, std::move(order), plan.cyclic);
 }
 
-std::uint64_t Uploader::sleep() { return impl_->cache->sleep(); }
+std::uint64_t Uploader::sleep() { return impl_->cache.sleep(*impl_->view); }
 
-void Uploader::wake() { impl_->cache->wake(); }
+void Uploader::wake() { impl_->cache.wake(*impl_->view); }
 
 Ticket Uploader::request(const Bundle& bundle, const Request& request) {
     auto data = std::make_unique<Ticket::Data>();
     data->bundle = own(bundle);
     data->request = request;
-    data->uploads = impl_->cache->request(data->bundle, request);
+    data->uploads = impl_->cache.request(data->bundle, request);
     return Ticket(std::move(data));
 }
 
 Lease Uploader::acquire(std::string_view name, NativeStream stream) {
-    const NativeStream orderable = impl_->cache->orderable(stream);
+    const NativeStream orderable = impl_->cache.orderable(stream);
     auto data = impl_->known(name);
     const bool is_new = data == nullptr;
     if (is_new) {
         // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
         std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
-        data = impl_->cache->bundle(std::move(tensors));
+        data = Cache::bundle(impl_->view, std::move(tensors));
     }
-    if (is_new || !Cache::try_lease(*data)) impl_->cache->lease(data, Keep::yes, {});
+    if (is_new || !Cache::try_lease(*data)) impl_->cache.lease(data, Keep::yes, {});
     Lease lease = Lease::ordered(std::move(data), stream, orderable, {});
     if (!is_new) return lease;
     const std::lock_guard lock(impl_->mutex);
@@ -130,10 +136,10 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
 }
 
 Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
-    const NativeStream orderable = impl_->cache->orderable(stream);
-    auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
+    const NativeStream orderable = impl_->cache.orderable(stream);
+    auto data = Cache::bundle(impl_->view, checkpoint::selected(impl_->checkpoint, selection));
     // Without a group of its own, there is nothing that only this bundle owns.
-    impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
+    impl_->cache.lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
     return Lease::ordered(std::move(data), stream, orderable, {});
 }
 
@@ -141,7 +147,7 @@ void Uploader::prefetch(std::span<const Bundle> bundles) {
     std::vector<std::shared_ptr<const BundleData>> data;
     data.reserve(bundles.size());
     for (const Bundle& bundle : bundles) data.push_back(own(bundle));
-    impl_->cache->prefetch(data, Keep::no);
+    impl_->cache.prefetch(*impl_->view, data, Keep::no);
 }
 
 void Uploader::prefetch(const Selection& selection) {
@@ -149,20 +155,20 @@ void Uploader::prefetch(const Selection& selection) {
     for (LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection)) {
         std::vector<LazyTensor> one;
         one.push_back(std::move(tensor));
-        data.push_back(impl_->cache->bundle(std::move(one)));
+        data.push_back(Cache::bundle(impl_->view, std::move(one)));
     }
-    impl_->cache->prefetch(data, Keep::yes);
+    impl_->cache.prefetch(*impl_->view, data, Keep::yes);
 }
 
-void Uploader::evict(const Bundle& bundle) { impl_->cache->evict(own(bundle)->groups); }
+void Uploader::evict(const Bundle& bundle) { impl_->cache.evict(own(bundle)->groups); }
 
 void Uploader::evict(const Selection& selection) {
     std::vector<std::shared_ptr<device::Group>> groups;
     for (const LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection))
-        if (auto group = impl_->cache->owner_of(tensor)) groups.push_back(std::move(group));
-    impl_->cache->evict(groups);
+        if (auto group = impl_->view->owners.find(tensor)) groups.push_back(std::move(group));
+    impl_->cache.evict(groups);
 }
 
-UploadStats Uploader::stats() const { return impl_->cache->stats(); }
+UploadStats Uploader::stats() const { return impl_->cache.stats(*impl_->view); }
 
 }  // namespace safemap::SAFEMAP_ABI

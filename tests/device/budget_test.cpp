@@ -19,12 +19,12 @@
 namespace budget_test {
 
 using namespace safemap;
-using device::Budget;
+using device::Cache;
 
 namespace {
 
-std::shared_ptr<Budget> budget_of(std::uint64_t bytes, std::shared_ptr<Device> device = Device::open("host")) {
-    return std::make_shared<Budget>(std::move(device), DeviceBudgetOptions{.device_bytes = bytes});
+std::shared_ptr<Cache> budget_of(std::uint64_t bytes, std::shared_ptr<Device> device = Device::open("host")) {
+    return Cache::make(std::move(device), {.device_bytes = bytes});
 }
 
 /// A cache, and layers of 100 bytes that it brings.
@@ -33,7 +33,7 @@ struct Model {
     std::vector<Bytes> layers;
     std::vector<BundlePtr> bundles;
 
-    Model(const std::shared_ptr<Budget>& budget, int count, std::uint64_t cap = 0)
+    Model(const std::shared_ptr<Cache>& budget, int count, std::uint64_t cap = 0)
         : cache(budget, UploadOptions{.device_budget = cap, .readers = 1}) {
         for (int i = 0; i < count; ++i) {
             layers.emplace_back("layer" + std::to_string(i), 100);
@@ -45,7 +45,7 @@ struct Model {
         const std::uint64_t before = cache.stats().uploaded_bytes;
         for (std::size_t i = 0; i < bundles.size(); ++i) {
             const Held held = cache.acquire(bundles[i]);
-            CHECK(read_back(held.bundle().cache->device(), held[0]) == value_of(layers[i].tensor));
+            CHECK(read_back(*held.bundle().view->cache->device(), held[0]) == value_of(layers[i].tensor));
         }
         return cache.stats().uploaded_bytes - before;
     }
@@ -55,15 +55,10 @@ struct Model {
 /// Two caches that share a budget on a fake device.
 template <std::uint64_t bytes> struct TwoCaches {
     const std::shared_ptr<FakeDevice> device = std::make_shared<FakeDevice>();
-    const std::shared_ptr<Budget> budget = budget_of(bytes, device);
+    const std::shared_ptr<Cache> budget = budget_of(bytes, device);
     const CacheFixture first{budget, UploadOptions{.readers = 1}};
     const CacheFixture second{budget, UploadOptions{.readers = 1}};
 };
-
-std::uint64_t allocated(Budget& budget) {
-    const std::lock_guard lock(budget.mutex);
-    return budget.allocated.used;
-}
 
 }  // namespace
 
@@ -76,7 +71,7 @@ TEST_CASE("an uploader below its part gets what another one has beyond its part"
     CHECK(second.pass() >= 600);
     CHECK(first.resident() == 300);
     CHECK(second.resident() == 300);
-    CHECK(budget->allocated.peak == 600);
+    CHECK(budget->stats().peak_device_bytes == 600);
 }
 
 TEST_CASE("uploaders that have their parts do not evict each other") {
@@ -194,7 +189,7 @@ TEST_CASE("small tensors of another uploader, which share a block, make way") {
     second.evict(large.tensor);
     first.prefetch(bundles);
     CHECK_OK(second.acquire(large.tensor));
-    CHECK(budget->allocated.peak <= 2_MiB);
+    CHECK(budget->stats().peak_device_bytes <= 2_MiB);
 }
 
 TEST_CASE_FIXTURE(TwoCaches<2_MiB>, "after a refused acquire, small tensors go into the same block as before") {
@@ -226,7 +221,7 @@ TEST_CASE("blocks that go do not make new ones smaller than what was claimed") {
         bundles.push_back(cache.bundle(next.back().tensor));
     }
     const Held three = cache.acquire(cache.bundle(all));
-    for (std::size_t i = 0; i < 3; ++i) CHECK(read_back(three.bundle().cache->device(), three[i]) == value_of(all[i]));
+    for (std::size_t i = 0; i < 3; ++i) CHECK(read_back(*three.bundle().view->cache->device(), three[i]) == value_of(all[i]));
     CHECK(cache.stats().peak_device_bytes <= 2_MiB);
 }
 
@@ -269,12 +264,12 @@ TEST_CASE("an uploader that ends gives its memory to the others, but for its lea
         first.pass();
         held = first.cache.acquire(first.bundles[0]);
     }
-    CHECK(allocated(*budget) == 100);
+    CHECK(budget->stats().device_bytes == 100);
     std::vector<Held> leases;
     for (std::size_t i = 0; i < 5; ++i) CHECK_OK(leases.push_back(second.cache.acquire(second.bundles[i])));
     CHECK_FAULT(second.cache.acquire(second.bundles[5]), Errc::budget_exceeded);
     held.reset();
-    CHECK(allocated(*budget) == 500);
+    CHECK(budget->stats().device_bytes == 500);
     CHECK_OK(second.cache.acquire(second.bundles[5]));
 }
 
@@ -283,10 +278,10 @@ TEST_CASE("an uploader that sleeps leaves its memory to the others") {
     const Model first(budget, 6);
     const Model second(budget, 6);
     first.pass();
-    CHECK(first.bundles[0]->cache->sleep() == 0);
+    CHECK(first.cache.sleep() == 0);
     CHECK(second.pass() == 600);
     CHECK(second.pass() == 0);
-    first.bundles[0]->cache->wake();  // nothing fits
+    first.cache.wake();  // nothing fits
     CHECK(first.resident() == 0);
     CHECK(second.pass() == 0);
 }
@@ -295,14 +290,14 @@ TEST_CASE("a plan goes on with less memory when another uploader takes its part"
     const auto budget = budget_of(800);
     const Model first(budget, 8);
     const Model second(budget, 3);
-    first.bundles[0]->cache->follow({first.bundles.begin(), first.bundles.end()}, true);
+    first.cache.follow(first.bundles, true);
     first.pass();
     CHECK(soon([&] { return first.resident() == 800; }));
     second.pass();
     CHECK(second.resident() == 300);
     for (int i = 0; i < 3; ++i) first.pass();
     CHECK(second.pass() == 0);
-    CHECK(budget->allocated.peak == 800);
+    CHECK(budget->stats().peak_device_bytes == 800);
 }
 
 TEST_CASE("uploaders of a budget share its staging") {

@@ -19,25 +19,27 @@ Held& Held::operator=(Held&& other) noexcept {
 }
 
 void Held::reset() noexcept {
-    if (const auto bundle = std::move(bundle_)) bundle->cache->release(*bundle, stream_);
+    if (const auto bundle = std::move(bundle_)) bundle->view->cache->release(*bundle, stream_);
 }
 
 CacheFixture::CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options,
                            const safemap::device::PathRules& rules)
-    : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_, rules)) {}
+    : cache_(safemap::device::Cache::make(
+          std::move(device), {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes})),
+      view_(cache_->view(options, rules)) {}
 
-CacheFixture::CacheFixture(std::shared_ptr<safemap::device::Budget> budget, const safemap::UploadOptions& options)
-    : cache_(std::make_shared<safemap::device::Cache>(std::move(budget), options, *readers_)) {}
+CacheFixture::CacheFixture(std::shared_ptr<safemap::device::Cache> cache, const safemap::UploadOptions& options)
+    : cache_(std::move(cache)), view_(cache_->view(options)) {}
 
 CacheFixture::CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers)
     : CacheFixture(std::move(device), {.device_budget = budget, .readers = readers}) {}
 
 void CacheFixture::stop() noexcept {
-    if (const auto cache = std::move(cache_)) cache->stop();
+    if (const auto view = std::move(view_)) cache_->stop(*view);
 }
 
 BundlePtr CacheFixture::bundle(std::vector<safemap::LazyTensor> tensors) const {
-    return cache_->bundle(std::move(tensors));
+    return safemap::device::Cache::bundle(view_, std::move(tensors));
 }
 
 BundlePtr CacheFixture::bundle(const safemap::LazyTensor& tensor) const { return bundle(std::vector{tensor}); }
@@ -60,7 +62,7 @@ std::optional<Held> CacheFixture::try_acquire(const BundlePtr& bundle, safemap::
 }
 
 void CacheFixture::prefetch(std::span<const BundlePtr> bundles) const {
-    cache_->prefetch(bundles, safemap::device::Keep::no);
+    cache_->prefetch(*view_, bundles, safemap::device::Keep::no);
 }
 
 void CacheFixture::prefetch(const BundlePtr& bundle) const { prefetch(std::span(&bundle, 1)); }
@@ -68,14 +70,14 @@ void CacheFixture::prefetch(const BundlePtr& bundle) const { prefetch(std::span(
 void CacheFixture::prefetch(const std::vector<safemap::LazyTensor>& tensors) const {
     std::vector<BundlePtr> bundles;
     for (const safemap::LazyTensor& tensor : tensors) bundles.push_back(bundle(tensor));
-    cache_->prefetch(bundles, safemap::device::Keep::yes);
+    cache_->prefetch(*view_, bundles, safemap::device::Keep::yes);
 }
 
 void CacheFixture::prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
 
 std::shared_ptr<safemap::DeviceEvent> CacheFixture::fill(const std::vector<safemap::FillTarget>& targets,
                                                          safemap::NativeStream after) const {
-    return cache_->fill(targets, after);
+    return cache_->fill(*view_, targets, after);
 }
 
 void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
@@ -83,7 +85,7 @@ void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(bundle->
 void CacheFixture::evict(const std::vector<safemap::LazyTensor>& tensors) const {
     std::vector<std::shared_ptr<safemap::device::Group>> groups;
     for (const safemap::LazyTensor& tensor : tensors)
-        if (auto group = cache_->owner_of(tensor)) groups.push_back(std::move(group));
+        if (auto group = view_->owners.find(tensor)) groups.push_back(std::move(group));
     cache_->evict(groups);
 }
 

@@ -52,14 +52,15 @@ class CacheFixture {
 public:
     CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options,
                  const safemap::device::PathRules& rules = {});
-    CacheFixture(std::shared_ptr<safemap::device::Budget> budget, const safemap::UploadOptions& options);
+    CacheFixture(std::shared_ptr<safemap::device::Cache> cache, const safemap::UploadOptions& options);
     CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers = 2);
     ~CacheFixture() { stop(); }
     CacheFixture(const CacheFixture&) = delete;
     CacheFixture& operator=(const CacheFixture&) = delete;
 
     void stop() noexcept;
-    safemap::UploadStats stats() const { return cache_->stats(); }
+    const std::shared_ptr<safemap::device::View>& view() const noexcept { return view_; }
+    safemap::UploadStats stats() const { return cache_->stats(*view_); }
 
     BundlePtr bundle(std::vector<safemap::LazyTensor> tensors) const;
     BundlePtr bundle(const safemap::LazyTensor& tensor) const;
@@ -86,14 +87,18 @@ public:
     std::shared_ptr<safemap::DeviceEvent> fill(const std::vector<safemap::FillTarget>& targets,
                                                safemap::NativeStream after = {}) const;
 
+    std::uint64_t sleep() const { return cache_->sleep(*view_); }
+    void wake() const { cache_->wake(*view_); }
+    void follow(const std::vector<BundlePtr>& order, bool cyclic) const { cache_->follow(*view_, order, cyclic); }
+
     void evict(const BundlePtr& bundle) const;
     /// Evicts the groups that own the tensors.
     void evict(const std::vector<safemap::LazyTensor>& tensors) const;
     void evict(const safemap::LazyTensor& tensor) const;
 
 private:
-    const std::shared_ptr<safemap::device::Readers> readers_ = safemap::device::Readers::of_process();
     std::shared_ptr<safemap::device::Cache> cache_;
+    std::shared_ptr<safemap::device::View> view_;
 };
 
 std::vector<std::byte> read_back(safemap::Device& device, const safemap::DeviceTensor& tensor);

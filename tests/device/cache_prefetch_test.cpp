@@ -163,7 +163,7 @@ TEST_CASE("a prefetched bundle without a handle is gone when it has arrived") {
     cache.prefetch(handle);
     CHECK(soon([&] { return cache.stats().uploaded_bytes == 90 && cache.stats().resident_bytes == 30; }));
     CHECK(Cache::try_lease(*handle));
-    handle->cache->release(*handle, {});
+    handle->view->cache->release(*handle, {});
 }
 
 TEST_CASE("a fault of a prefetch is thrown by the next acquire, once") {

@@ -133,7 +133,7 @@ TEST_CASE("memory is freed only after the work of the stream that used it") {
         { const Held held = two.cache.acquire(two.a, two.stream.native()); }
         CHECK(waits_until(
             [&] {
-                if (by_sleep) two.a->cache->sleep();
+                if (by_sleep) two.cache.sleep();
                 else two.cache.evict(two.a);
             },
             [&] {
@@ -147,8 +147,7 @@ TEST_CASE("memory is freed only after the work of the stream that used it") {
 TEST_CASE("a lease that outlives the uploader is freed when its stream has passed") {
     Two two;
     std::optional<Held> held = two.cache.acquire(two.a, two.stream.native());
-    const auto cache = two.a->cache;
-    CHECK_OK(cache->stop());
+    CHECK_OK(two.a->view->cache->stop(*two.a->view));
     CHECK(waits_until([&] { held.reset(); }, [&] { two.stream.finish(); }));
     CHECK(two.fake->allocated == 0);
 }
@@ -210,7 +209,7 @@ TEST_CASE("a device that fails while leases are held ends them safely") {
     two.fake->fail_device = 0;
     std::optional<Held> held = two.cache.acquire(two.a, two.stream.native());
     two.fake->pause(false);
-    CHECK_FAULT(two.a->cache->order(*two.a, {}), Errc::device_failed);
+    CHECK_FAULT(two.a->view->cache->order(*two.a, {}), Errc::device_failed);
     held.reset();
     CHECK_FAULT(two.cache.acquire(two.a, two.stream.native()), Errc::device_failed);
     CHECK_OK(two.cache.evict(two.a));

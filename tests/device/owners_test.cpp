@@ -1,7 +1,7 @@
 // Tests which group owns a tensor, while bundles are made and dropped.
 #include "device/owners.hpp"
 
-#include "device/cache.hpp"
+#include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "doctest_safemap.hpp"
 
@@ -19,21 +19,17 @@ namespace owners_test {
 
 using namespace safemap;
 using device::BundleData;
-using device::Cache;
 using device::Group;
 using device::Owners;
-using device::Readers;
 using BundlePointer = std::shared_ptr<const BundleData>;
 
 namespace {
 
 struct Fixture {
-    std::shared_ptr<Readers> readers = Readers::of_process();
-    std::shared_ptr<Cache> cache =
-        std::make_shared<Cache>(Device::open("host"), UploadOptions{.device_budget = 1U << 20}, *readers);
+    CacheFixture cache{Device::open("host"), 1U << 20};
     Counted counted{1, 100'000};
 
-    ~Fixture() { cache->stop(); }
+    std::shared_ptr<Group> owner_of(const LazyTensor& one) const { return cache.view()->owners.find(one); }
 
     LazyTensor tensor(std::string name, std::uint64_t offset, std::uint64_t size = 100) const {
         return {std::move(name), stored_run(Dtype::u8, {size}, counted.source(), offset)};
@@ -63,13 +59,13 @@ LazyTensor huge(std::string name) {
 TEST_CASE("equal tensors have one owner, whatever their names, and the bundle has the names of the request") {
     const Fixture fixture;
     const auto tensors = fixture.row(3);
-    const BundlePointer first = fixture.cache->bundle(tensors);
+    const BundlePointer first = fixture.cache.bundle(tensors);
     REQUIRE(first->groups.size() == 1);
     CHECK(first->own == first->groups[0].get());
     CHECK(owned(*first) == 3);
 
     const BundlePointer second =
-        fixture.cache->bundle({tensors[2].renamed("tied"), fixture.tensor("new", 5'000), tensors[0]});
+        fixture.cache.bundle(std::vector{tensors[2].renamed("tied"), fixture.tensor("new", 5'000), tensors[0]});
     REQUIRE(second->groups.size() == 2);
     CHECK(second->groups[0] == first->groups[0]);
     CHECK(second->own == second->groups[1].get());
@@ -82,9 +78,9 @@ TEST_CASE("equal tensors have one owner, whatever their names, and the bundle ha
     CHECK(second->tensors[2].name() == "t0");
     CHECK(second->find("tied") == &second->tensors[0]);
     CHECK(second->find("t2") == nullptr);
-    CHECK(fixture.cache->owner_of(tensors[1].renamed("x")) == first->groups[0]);
+    CHECK(fixture.owner_of(tensors[1].renamed("x")) == first->groups[0]);
 
-    const BundlePointer third = fixture.cache->bundle(tensors);
+    const BundlePointer third = fixture.cache.bundle(tensors);
     CHECK(third->own == nullptr);
     CHECK(third->groups == first->groups);
 }
@@ -104,11 +100,11 @@ TEST_CASE("what differs in elements, view, dtype or decoding has an owner of its
     };
     std::vector<BundlePointer> bundles;
     for (const LazyTensor& tensor : all) {
-        CHECK(fixture.cache->owner_of(tensor) == nullptr);
-        bundles.push_back(fixture.cache->bundle({tensor}));
+        CHECK(fixture.owner_of(tensor) == nullptr);
+        bundles.push_back(fixture.cache.bundle(std::vector{tensor}));
         CHECK(bundles.back()->own != nullptr);
     }
-    for (std::size_t i = 0; i < all.size(); ++i) CHECK(fixture.cache->owner_of(all[i]) == bundles[i]->groups[0]);
+    for (std::size_t i = 0; i < all.size(); ++i) CHECK(fixture.owner_of(all[i]) == bundles[i]->groups[0]);
 }
 
 TEST_CASE("tied tensors of one request share a place, in whatever order they come") {
@@ -117,7 +113,7 @@ TEST_CASE("tied tensors of one request share a place, in whatever order they com
     tensors.insert(tensors.begin(), tensors[2].renamed("tied to t2"));
     tensors.push_back(tensors[1].renamed("tied to t0"));
     tensors.push_back(tensors[1]);
-    const BundlePointer bundle = fixture.cache->bundle(tensors);
+    const BundlePointer bundle = fixture.cache.bundle(tensors);
     REQUIRE(bundle->groups.size() == 1);
     CHECK(owned(*bundle) == 3);
     CHECK(bundle->device_bytes == 2 * 256 + 100);
@@ -132,7 +128,7 @@ TEST_CASE("tied tensors of one request share a place, in whatever order they com
 TEST_CASE("a request in any order finds its tensors in file order") {
     const Fixture fixture;
     std::vector<LazyTensor> tensors = {fixture.tensor("c", 900), fixture.tensor("a", 100), fixture.tensor("b", 500)};
-    const BundlePointer bundle = fixture.cache->bundle(tensors);
+    const BundlePointer bundle = fixture.cache.bundle(tensors);
     constexpr std::uint64_t places[] = {512, 0, 256};
     for (std::size_t i = 0; i < 3; ++i) {
         CHECK(bundle->tensors[i].name() == tensors[i].name());
@@ -144,32 +140,32 @@ TEST_CASE("a group that is gone is forgotten, and its tensors can be owned anew"
     const Fixture fixture;
     const auto tensors = fixture.row(4);
     for (int round = 0; round < 3; ++round) {
-        BundlePointer bundle = fixture.cache->bundle({tensors[0], tensors[1]});
-        const BundlePointer other = fixture.cache->bundle({tensors[1], tensors[2]});
+        BundlePointer bundle = fixture.cache.bundle(std::vector{tensors[0], tensors[1]});
+        const BundlePointer other = fixture.cache.bundle(std::vector{tensors[1], tensors[2]});
         const std::weak_ptr<Group> group = bundle->groups[0];
         bundle.reset();
         CHECK_FALSE(group.expired());  // `other` has a tensor of it
-        CHECK(fixture.cache->owner_of(tensors[0]) == group.lock());
+        CHECK(fixture.owner_of(tensors[0]) == group.lock());
     }
-    for (const LazyTensor& tensor : tensors) CHECK(fixture.cache->owner_of(tensor) == nullptr);
+    for (const LazyTensor& tensor : tensors) CHECK(fixture.owner_of(tensor) == nullptr);
 }
 
 TEST_CASE("a group that is not made leaves no trace") {
     const Fixture fixture;
     const auto tensors = fixture.row(3);
-    const BundlePointer known = fixture.cache->bundle({tensors[0]});
+    const BundlePointer known = fixture.cache.bundle(std::vector{tensors[0]});
     std::vector<LazyTensor> big;  // 9 times 2^61 bytes
     for (int i = 0; i < 9; ++i) big.push_back(huge("big" + std::to_string(i)));
     std::vector<LazyTensor> request = {tensors[0], tensors[1]};
     request.insert(request.end(), big.begin(), big.end());
     request.push_back(tensors[2]);
-    CHECK_FAULT(fixture.cache->bundle(request), Errc::budget_exceeded);
+    CHECK_FAULT(fixture.cache.bundle(request), Errc::budget_exceeded);
     CHECK(known->groups[0].use_count() == 1);
-    for (std::size_t i = 1; i < request.size(); ++i) CHECK(fixture.cache->owner_of(request[i]) == nullptr);
-    CHECK(fixture.cache->owner_of(tensors[0]) == known->groups[0]);
-    const BundlePointer made = fixture.cache->bundle({tensors[2], tensors[1]});
+    for (std::size_t i = 1; i < request.size(); ++i) CHECK(fixture.owner_of(request[i]) == nullptr);
+    CHECK(fixture.owner_of(tensors[0]) == known->groups[0]);
+    const BundlePointer made = fixture.cache.bundle(std::vector{tensors[2], tensors[1]});
     CHECK(owned(*made) == 2);
-    CHECK(fixture.cache->owner_of(tensors[1]) == made->groups[0]);
+    CHECK(fixture.owner_of(tensors[1]) == made->groups[0]);
 }
 
 TEST_CASE("own() says which group is new, and which tensors were moved") {
@@ -177,7 +173,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     const auto all = fixture.row(4);
     Owners owners;
     std::vector<LazyTensor> first = {all[1], all[0], all[1].renamed("tied")};
-    const auto made = owners.own(*fixture.cache, first, {4'096, 4'096, UINT64_MAX});
+    const auto made = owners.own(fixture.cache.view(), first);
     REQUIRE(made.size() == 3);
     for (const auto& place : made) {
         CHECK(place.group == made[0].group);
@@ -192,7 +188,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     CHECK(first[2].name() == "tied");
 
     std::vector<LazyTensor> second = {all[0], all[2]};
-    const auto mixed = owners.own(*fixture.cache, second, {4'096, 4'096, UINT64_MAX});
+    const auto mixed = owners.own(fixture.cache.view(), second);
     CHECK(mixed[0].group == made[0].group);
     CHECK(mixed[0].tensor == 0);
     CHECK_FALSE(mixed[0].made);
@@ -201,7 +197,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     CHECK(mixed[1].group != made[0].group);
     CHECK(mixed[1].made);
     std::vector<LazyTensor> nothing;
-    CHECK(owners.own(*fixture.cache, nothing, {4'096, 4'096, UINT64_MAX}).empty());
+    CHECK(owners.own(fixture.cache.view(), nothing).empty());
     owners.forget(*made[0].group);
     CHECK(owners.find(all[0]) == nullptr);
     CHECK(owners.find(all[2]) == mixed[1].group);
@@ -221,10 +217,10 @@ TEST_CASE("threads make and drop bundles of the same tensors at once") {
             for (std::size_t n = 1 + random() % 5; n > 0; --n)
                 tensors.push_back(all[random() % all.size()].renamed("r" + std::to_string(n)));
             const std::vector<LazyTensor> copy = tensors;
-            const BundlePointer bundle = fixture.cache->bundle(std::move(tensors));
+            const BundlePointer bundle = fixture.cache.bundle(std::move(tensors));
             for (std::size_t i = 0; i < copy.size(); ++i) {
                 // As long as the bundle lives, its groups own its tensors.
-                const auto owner = fixture.cache->owner_of(copy[i]);
+                const auto owner = fixture.owner_of(copy[i]);
                 if (std::ranges::find(bundle->groups, owner) == bundle->groups.end()) ++wrong;
                 if (bundle->tensors[i].name() != copy[i].name()) ++wrong;
             }
@@ -235,7 +231,7 @@ TEST_CASE("threads make and drop bundles of the same tensors at once") {
     for (unsigned seed = 1; seed <= 4; ++seed) threads.emplace_back(work, seed);
     for (std::thread& thread : threads) thread.join();
     CHECK(wrong == 0);
-    for (const LazyTensor& tensor : all) CHECK(fixture.cache->owner_of(tensor) == nullptr);
+    for (const LazyTensor& tensor : all) CHECK(fixture.owner_of(tensor) == nullptr);
 }
 
 }  // namespace owners_test

@@ -23,7 +23,6 @@
 namespace plan_schedule_test {
 
 using namespace safemap;
-using device::Cache;
 using device::Keep;
 
 namespace {
@@ -88,7 +87,6 @@ struct World : ScheduleGround {
         for (std::size_t i = 0; i < caches.size(); ++i) bundles[i].push_back(caches[i]->bundle(tensors));
         numbers.push_back(of);
     }
-    Cache& cache_of(std::size_t number) const { return *bundles[number].front()->cache; }
     bool has_values(const Held& held, std::size_t number) const {
         for (std::size_t i = 0; i < numbers[number].size(); ++i)
             if (read_back(*device, held[i]) != values[numbers[number][i]]) return false;
@@ -108,7 +106,6 @@ public:
     Actor(World& world, std::size_t number, unsigned seed, Findings& findings)
         : world_(world),
           fixture_(*world.caches[number]),
-          cache_(world.cache_of(number)),
           bundles_(world.bundles[number]),
           findings_(findings),
           random_(seed) {}
@@ -130,8 +127,8 @@ private:
     void act_once() {
         switch (random_() % 16) {
             case 0: follow(); break;
-            case 1: cache_.sleep(); break;
-            case 2: cache_.wake(); break;
+            case 1: fixture_.sleep(); break;
+            case 2: fixture_.wake(); break;
             case 3: fixture_.evict(bundles_[any()]); break;
             case 4: {
                 const std::vector<BundlePtr> bundles = {bundles_[any()], bundles_[any()]};
@@ -156,7 +153,7 @@ private:
         std::vector<BundlePtr> plan;
         for (const std::size_t i : order_) plan.push_back(bundles_[i]);
         try {
-            cache_.follow(std::move(plan), random_() % 4 != 0);
+            fixture_.follow(plan, random_() % 4 != 0);
             ++findings_.followed;
         } catch (const Error& error) {
             if (error.code() != Errc::budget_exceeded) ++findings_.strange_errors;
@@ -167,7 +164,7 @@ private:
         const BundlePtr& bundle = bundles_[number];
         try {
             if (auto held = fixture_.try_acquire(bundle)) {
-                if (bundle->cache->follows()) bundle->cache->reached(*bundle);
+                if (bundle->view->follows) bundle->view->cache->reached(*bundle);
                 hold({number, std::move(*held)});
             } else if (!only_if_there) {
                 hold({number, fixture_.acquire(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes)});
@@ -190,7 +187,6 @@ private:
 
     World& world_;
     const CacheFixture& fixture_;
-    Cache& cache_;
     const std::vector<BundlePtr>& bundles_;
     Findings& findings_;
     std::mt19937 random_;
@@ -219,13 +215,13 @@ void acquire_each(const World& world, std::size_t number) {
 void stop_while_leased(World& world) {
     std::vector<BundlePtr> plan;
     for (std::size_t i = 4; i < 12; ++i) plan.push_back(world.bundles[0][i]);
-    Cache& cache = world.cache_of(0);
-    cache.follow(plan, true);
+    const auto view = world.cache->view();
+    world.cache->follow(plan, true);
     std::optional<Held> held = world.cache->acquire(plan[1]);
     world.cache->stop();
     CHECK(world.has_values(*held, 5));
     held.reset();
-    CHECK(cache.stats().resident_bytes == 0);
+    CHECK(view->cache->stats(*view).resident_bytes == 0);
     if (world.fake) CHECK(world.fake->allocated == 0);
 }
 
@@ -247,8 +243,8 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
 
     world.stop_failing();
     for (unsigned i = 0; i < schedule.caches; ++i) {
-        world.cache_of(i).wake();
-        world.cache_of(i).follow({}, true);
+        world.caches[i]->wake();
+        world.caches[i]->follow({}, true);
     }
     // Tensors of the others make way each time.
     for (unsigned i = 0; i < schedule.caches; ++i) acquire_each(world, i);

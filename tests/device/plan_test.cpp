@@ -1,7 +1,7 @@
 // Tests plans: what stays, what shares slots, and which use comes next.
 #include "device/plan.hpp"
 
-#include "device/cache.hpp"
+#include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "doctest_safemap.hpp"
 
@@ -41,19 +41,16 @@ std::uint64_t bytes_of_slots(const Split& split) {
 
 /// Bundles of one tensor each, in one cache.
 struct Model {
-    std::shared_ptr<Readers> readers = Readers::of_process();
-    std::shared_ptr<Cache> cache =
-        std::make_shared<Cache>(Device::open("host"), UploadOptions{.device_budget = 1000}, *readers);
+    CacheFixture cache{Device::open("host"), 1000};
     std::vector<Bytes> tensors;
     std::vector<std::shared_ptr<const BundleData>> bundles;
 
     explicit Model(std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
             tensors.emplace_back("t" + std::to_string(i), 100 + i);
-            bundles.push_back(cache->bundle({tensors.back().tensor}));
+            bundles.push_back(cache.bundle(tensors.back().tensor));
         }
     }
-    ~Model() { cache->stop(); }
     const Group& group(std::size_t i) const { return *bundles[i]->groups.front(); }
 };
 

@@ -225,14 +225,13 @@ TEST_CASE("memory that a stream never gives back is given up at the deadline, by
 }
 
 TEST_CASE("what is wanted more urgently is read first") {
-    Readers readers;
-    const auto cache =
-        std::make_shared<Cache>(Device::open("host"), UploadOptions{.device_budget = 10'000, .readers = 1}, readers);
+    const auto cache = Cache::make(Device::open("host"), {.device_bytes = 10'000}, std::make_shared<Readers>());
+    const auto view = cache->view({.readers = 1});
     const Bytes busy("busy", 1'000);
     const Bytes low("low", 1'000);
     const Bytes high("high", 1'000);
     const auto request = [&](const Bytes& bytes, int priority) {
-        const BundlePtr bundle = cache->bundle({bytes.tensor});
+        const BundlePtr bundle = Cache::bundle(view, {bytes.tensor});
         return std::pair(bundle, cache->request(bundle, {.priority = priority}));
     };
     busy.counted.hold();
@@ -246,7 +245,7 @@ TEST_CASE("what is wanted more urgently is read first") {
     low.counted.go_on();
     for (const auto& [bundle, uploads] : {first, second, third}) cache->end_request(bundle, {}, uploads);
     for (const auto& [bundle, uploads] : {first, second, third}) cache->release(*bundle, {});
-    cache->stop();
+    cache->stop(*view);
 }
 
 }  // namespace request_test

@@ -2,7 +2,6 @@
 #include "device/schedule.hpp"
 
 #include <functional>
-#include <mutex>
 #include <string>
 
 ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
@@ -12,7 +11,7 @@ ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule
         fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
     }
     const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};
-    shared = std::make_shared<safemap::device::Budget>(device, options);
+    shared = safemap::device::Cache::make(device, options);
     for (unsigned i = 0; i < schedule.caches; ++i)
         caches.push_back(std::make_unique<CacheFixture>(shared, safemap::UploadOptions{.readers = 1 + seed % 3}));
     cache = caches.front().get();
@@ -57,11 +56,7 @@ bool ScheduleGround::is_expected(const safemap::Error& error) const {
 int ScheduleGround::over_budget() const {
     std::uint64_t resident = 0;
     for (const auto& one : caches) resident += one->stats().resident_bytes;
-    std::uint64_t peak = 0;
-    {
-        const std::lock_guard lock(shared->mutex);
-        peak = shared->allocated.peak;
-    }
+    const std::uint64_t peak = shared->stats().peak_device_bytes;
     // The caches were asked one after the other, so tensors of one may have made way for those of the next.
     const bool by_cache = peak > schedule.budget || (caches.size() == 1 && resident > schedule.budget);
     const bool by_device = fake && fake->peak > schedule.budget;

@@ -30,7 +30,7 @@ struct ScheduleGround {
     const Schedule schedule;
     std::shared_ptr<safemap::Device> device = safemap::Device::open("host");
     std::shared_ptr<FakeDevice> fake = {};  // the same device, if it is a fake
-    std::shared_ptr<safemap::device::Budget> shared = {};
+    std::shared_ptr<safemap::device::Cache> shared = {};
     std::vector<std::unique_ptr<CacheFixture>> caches = {};
     CacheFixture* cache = nullptr;  // the first one
     std::vector<Bytes> stored = {};

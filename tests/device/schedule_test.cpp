@@ -81,7 +81,7 @@ public:
 
     ~Actor() {
         for (const Requested& one : requests_)
-            one.handle.bundle->cache->cancel_request(*one.handle.bundle, one.uploads);
+            one.handle.bundle->view->cache->cancel_request(*one.handle.bundle, one.uploads);
     }
     Actor(const Actor&) = delete;
     Actor& operator=(const Actor&) = delete;
@@ -152,7 +152,7 @@ private:
     void request(Handle handle) {
         try {
             Requested requested{std::move(handle), any_request(), {}};
-            requested.uploads = requested.handle.bundle->cache->request(requested.handle.bundle, requested.request);
+            requested.uploads = requested.handle.bundle->view->cache->request(requested.handle.bundle, requested.request);
             requests_.push_back(std::move(requested));
         } catch (const Error& error) {
             note(error);
@@ -165,11 +165,11 @@ private:
         Requested requested = std::move(requests_.back());
         requests_.pop_back();
         const BundlePtr& bundle = requested.handle.bundle;
-        if (random_() % 3 == 0) return bundle->cache->cancel_request(*bundle, requested.uploads);
+        if (random_() % 3 == 0) return bundle->view->cache->cancel_request(*bundle, requested.uploads);
         try {
-            bundle->cache->end_request(bundle, requested.request, requested.uploads);
+            bundle->view->cache->end_request(bundle, requested.request, requested.uploads);
             Held held(bundle);
-            bundle->cache->order(*bundle, {}, requested.request);
+            bundle->view->cache->order(*bundle, {}, requested.request);
             hold({std::move(requested.handle.numbers), std::move(held)});
             ++findings_.acquired;
         } catch (const Error& error) {
@@ -210,7 +210,7 @@ private:
     struct Requested {
         Handle handle;
         Request request;
-        Cache::Uploads uploads;
+        device::Uploads uploads;
     };
     std::vector<Requested> requests_;
 };
@@ -261,8 +261,7 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     }
     CHECK(world.over_budget() == 0);
     world.caches.clear();
-    CHECK(world.shared->claimed.used == 0);
-    CHECK(world.shared->allocated.used == 0);
+    CHECK(world.shared->stats().device_bytes == 0);
     if (!world.fake) return;
     const std::uint64_t allocations = world.fake->allocations;
     CHECK(world.fake->peak <= schedule.budget);

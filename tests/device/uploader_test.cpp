@@ -356,4 +356,38 @@ TEST_CASE("before the first upload, a process may fork, and its child has the up
     CHECK(works());
 }
 
+TEST_CASE("in a process that is forked later, what is there stays, calls that need threads say so, and nothing hangs") {
+    auto weights = std::make_unique<Uploader>(Device::open("host"), three(), UploadOptions{.readers = 3});
+    Uploader unused(Device::open("host"), three(), {.readers = 2});  // it shares the readers
+    const Bundle there = weights->bundle(Selection::prefix("layers.1."));
+    const Bundle absent = weights->bundle(Selection::prefix("layers.2."));
+    Lease held = weights->acquire(there);
+    Ticket ticket = weights->request(absent);
+    const auto refused = [](auto&& call) {
+        const auto error = error_of(call);
+        return error && error->code() == Errc::invalid_argument && error->message().find("forked") != std::string::npos;
+    };
+    CHECK(true_in_child([&] {
+        bool good = text_of(held["layers.1.w"]) == "one" && ticket.done();
+        good = good && weights->try_acquire(there).has_value();
+        good = good && refused([&] { ticket.wait(); });
+        const Bundle made_here = unused.bundle(Selection::prefix("layers.10"));
+        const Lease own = unused.acquire(made_here);
+        good = good && text_of(own["layers.10.w"]) == "ten!";
+        good = good && refused([&] { weights->bundle(Selection()); }) && refused([&] { weights->prefetch(absent); }) &&
+               refused([&] { weights->follow({}); }) && refused([&] { weights->sleep(); }) &&
+               refused([&] { weights->wake(); }) && refused([&] { weights->evict(there); }) &&
+               refused([&] { weights->fill({}); }) && refused([&] { static_cast<void>(weights->stats()); });
+        held.release();
+        weights.reset();
+        Uploader anew(Device::open("host"), three(), {.readers = 1});
+        const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        const Lease lease = anew.acquire(anew.bundle(Selection()), {}, {.deadline = soon});
+        return good && text_of(lease["layers.2.w"]) == "second";
+    }));
+    const Lease arrived = ticket.wait();
+    CHECK(text_of(arrived["layers.2.w"]) == "second");
+    CHECK(text_of(held["layers.1.w"]) == "one");
+}
+
 }  // namespace uploader_test

@@ -1,8 +1,7 @@
 // Tests the arithmetic of the budget against slow references. From top to bottom: groups without data, the reference,
 // random schedules, blocks of small groups, kept memory.
-#include "device/residency.hpp"
+#include "device/ledger.hpp"
 
-#include "device/cache.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
@@ -15,35 +14,29 @@
 #include <utility>
 #include <vector>
 
-namespace residency_test {
+namespace ledger_test {
 
-using safemap::Device;
 using safemap::DeviceMemory;
 using safemap::Dtype;
 using safemap::LazyTensor;
 using safemap::Source;
-using safemap::UploadOptions;
+using safemap::device::Account;
 using safemap::device::Group;
 using safemap::device::Heap;
 using safemap::device::Holding;
-using safemap::device::Residency;
+using safemap::device::Ledger;
 using State = safemap::device::Word::State;
 
 namespace {
 
-/// Makes groups of any size, whose tensor has no data. They need a cache, which does nothing.
+/// Makes groups of any size, whose tensor has no data.
 class Groups {
 public:
-    ~Groups() {
-        for (const auto& group : groups_) group->holding = nullptr;  // the cache does not know it
-        groups_.clear();
-        cache_->stop();
-    }
     Group& make(std::uint64_t size) {
         std::vector<LazyTensor> tensors;
         tensors.emplace_back("t", safemap::stored_run(Dtype::u8, {size}, source_, 0));
         std::vector<std::uint32_t> from;
-        groups_.push_back(std::make_unique<Group>(*cache_, ++made_, safemap::device::lay_out(std::move(tensors), from),
+        groups_.push_back(std::make_unique<Group>(nullptr, ++made_, safemap::device::lay_out(std::move(tensors), from),
                                                   std::vector<std::size_t>(), safemap::device::FillSizes{}));
         return *groups_.back();
     }
@@ -54,17 +47,22 @@ public:
     }
 
 private:
-    std::shared_ptr<safemap::device::Readers> readers_ = safemap::device::Readers::of_process();
-    std::shared_ptr<safemap::device::Cache> cache_ = std::make_shared<safemap::device::Cache>(
-        Device::open("host"), UploadOptions{.device_budget = 4'096}, *readers_);
     std::shared_ptr<const Source> source_ = safemap::callback_source("zeros", UINT64_MAX, [](auto, auto) {});
     std::vector<std::unique_ptr<Group>> groups_;
     std::uint64_t made_ = 0;
 };
 
 /// Returns the claims of groups that have no slot.
-std::uint64_t claims_of(const Residency& residency, std::span<Group* const> groups) {
-    return residency.claims_of(groups, std::vector<std::uint32_t>(groups.size(), safemap::device::no_slot));
+std::uint64_t claims_of(const Account& account, std::span<Group* const> groups) {
+    return account.claims_of(groups, std::vector<std::uint32_t>(groups.size(), safemap::device::no_slot), true);
+}
+
+/// Reserves room as the cache does. Returns the bytes that are still missing.
+std::uint64_t reserve_room(const Ledger& ledger, const Account& account, std::uint64_t bytes, Ledger::Reach reach,
+                      std::vector<Holding*>& victims) {
+    Ledger::Missing missing = ledger.missing(account, bytes);
+    ledger.reserve(account, missing, reach, victims);
+    return std::max(missing.own, missing.all);
 }
 
 struct Memory final : DeviceMemory {
@@ -143,10 +141,10 @@ struct Model {
     const Holding* open = nullptr;
 };
 
-/// A residency and its reference, with the steps that the cache takes.
+/// A ledger and its reference, with the steps that the cache takes.
 class Both {
 public:
-    explicit Both(std::uint64_t budget) : real(budget), model(budget) {}
+    explicit Both(std::uint64_t budget) : real(budget), account(budget), model(budget) {}
 
     /// Gives each group a holding as the cache does. Returns the bytes that this claimed.
     std::uint64_t settle(std::span<Group* const> groups) {
@@ -156,13 +154,13 @@ public:
             const std::uint64_t size = group->layout.size;
             Holding* in = nullptr;
             if (model.shares(size)) {
-                in = real.open_block(size);
+                in = account.open_block(size);
                 if (in == nullptr && block != nullptr && block->has_room(size)) in = block;
                 if (in == nullptr) in = block = &add(model.next_block(size), true);
             } else {
                 in = &add(size, false);
             }
-            Residency::put(*group, *in);
+            Ledger::put(*group, *in);
             Model::Piece& piece = model.of(*in);
             CHECK(group->offset == piece.given);
             CHECK(group->offset + size <= in->size);
@@ -173,20 +171,20 @@ public:
         return real.claimed() - before;
     }
     Holding& add(std::uint64_t size, bool shared) {
-        if (shared) CHECK(real.next_block(1, real.shared_bytes()) == model.next_block(1));
-        Holding& holding = real.add(size, shared);
+        if (shared) CHECK(account.next_block(1, account.in_blocks) == model.next_block(1));
+        Holding& holding = real.add(account, size, shared);
         model.pieces.push_back({&holding, size, shared});
         return holding;
     }
     void open(Holding* block) {
-        real.open(block);
+        account.open = block;
         model.open = block;
     }
     void take_out(Group& group) {
         Holding& holding = *group.holding;
         Model::Piece& piece = model.of(holding);
         std::erase(piece.groups, &group);
-        Holding* const empty = real.take_out(group);
+        Holding* const empty = Ledger::take_out(group);
         CHECK(group.holding == nullptr);
         CHECK(empty == (piece.groups.empty() ? &holding : nullptr));
         if (empty == nullptr) return;
@@ -194,7 +192,7 @@ public:
         if (last_block == empty) last_block = nullptr;
         std::erase_if(model.pieces, [&](const Model::Piece& one) { return one.real == empty; });
         const auto memory = std::make_shared<Memory>(1);
-        empty->memory = memory;
+        Ledger::provide(*empty, memory);
         CHECK(real.remove(*empty).memory == memory);
     }
 
@@ -213,13 +211,14 @@ public:
             }
             leased += held ? piece.size : 0;
         }
-        CHECK(real.leased() == leased);
-        CHECK(real.resident() == resident);
+        CHECK(real.leased(account) == leased);
+        CHECK(real.resident(account) == resident);
         REQUIRE(real.holdings().size() == model.pieces.size());
         for (std::size_t i = 0; i < real.holdings().size(); ++i) CHECK(real.holdings()[i]->at == i);
     }
 
-    Residency real;
+    Ledger real;
+    Account account;
     Model model;
     Holding* last_block = nullptr;  // made by the last settle()
 };
@@ -266,7 +265,7 @@ private:
         const std::uint64_t most = 1 + below(10);
         for (Group* group : all_)
             if (group->word.state() == State::absent && absent.size() < most) absent.push_back(group);
-        const std::uint64_t claims = claims_of(both_.real, absent);
+        const std::uint64_t claims = claims_of(both_.account, absent);
         if (claims > budget_ - both_.real.claimed()) return;
         both_.last_block = nullptr;
         CHECK(both_.settle(absent) == claims);
@@ -291,11 +290,11 @@ private:
             missing -= std::min(missing, piece->size);
         }
         std::vector<Holding*> victims;
-        CHECK(both_.real.reserve(bytes, {.since = since, .demanded = demanded}, victims) == missing);
+        CHECK(reserve_room(both_.real, both_.account, bytes, {.since = since, .demanded = demanded}, victims) == missing);
         CHECK(victims == expected);
         for (const Holding* holding : victims)
             for (const Group* group : holding->groups) CHECK(group->word.state() == State::reserved);
-        if (below(2) == 0) return Residency::restore(victims);
+        if (below(2) == 0) return Ledger::restore(victims);
         std::vector<Group*> going;
         for (const Holding* holding : victims)
             going.insert(going.end(), holding->groups.begin(), holding->groups.end());
@@ -364,7 +363,7 @@ TEST_CASE("the claims of small groups are what settling them claims, in any orde
         both.settle(some(3'000));
         if (round % 3 != 0) both.open(both.last_block);
         const auto next = some(round % 2 == 0 ? 6'000 : 200'000);
-        const std::uint64_t claims = claims_of(both.real, next);
+        const std::uint64_t claims = claims_of(both.account, next);
         CHECK(both.settle(next) == claims);
         both.check();
     }
@@ -376,7 +375,7 @@ TEST_CASE("a group that does not fit into the open block does not close it for t
     both.settle(groups.make({3'500}));
     both.open(both.last_block);
     const auto next = groups.make({1'000, 300, 2'800});
-    CHECK(claims_of(both.real, next) == 4'096);
+    CHECK(claims_of(both.account, next) == 4'096);
     CHECK(both.settle(next) == 4'096);
     CHECK(next[1]->offset == 3'584);
     CHECK(next[2]->holding == next[0]->holding);
@@ -386,40 +385,41 @@ TEST_CASE("a group that does not fit into the open block does not close it for t
 TEST_CASE("blocks double from 4 KiB to 16 MiB, and have a sixteenth of a smaller budget") {
     for (const std::uint64_t budget : {std::uint64_t{1} << 20, std::uint64_t{100} << 20, std::uint64_t{1} << 40}) {
         CAPTURE(budget);
-        Residency residency(budget);
+        Ledger ledger(budget);
+        Account account(budget);
         std::uint64_t sum = 0;
         std::uint64_t largest = 0;
         for (int i = 0; i < 15; ++i) {
-            const std::uint64_t size = residency.next_block(1, residency.shared_bytes());
+            const std::uint64_t size = account.next_block(1, account.in_blocks);
             CHECK(size == std::min({std::max<std::uint64_t>(sum, 4'096), budget / 16, std::uint64_t{16} << 20}));
-            if (size > budget - residency.claimed()) break;
-            residency.add(size, true);
+            if (size > budget - ledger.claimed()) break;
+            ledger.add(account, size, true);
             sum += size;
             largest = size;
         }
         CHECK(largest == std::min(budget / 16, std::uint64_t{16} << 20));
     }
-    CHECK(Residency(1U << 20).next_block(5'000, 0) == 5'120);
+    CHECK(Account(1U << 20).next_block(5'000, 0) == 5'120);
 }
 
 TEST_CASE("groups up to a quarter of a MiB share blocks, unless the budget is small") {
-    CHECK_FALSE(Residency(1U << 30).shares(0));
-    CHECK(Residency(1U << 30).shares(1));
-    CHECK(Residency(1U << 30).shares(256U << 10));
-    CHECK_FALSE(Residency(1U << 30).shares((256U << 10) + 1));
-    CHECK(Residency(1U << 20).shares(16U << 10));
-    CHECK_FALSE(Residency(1U << 20).shares((16U << 10) + 1));
-    CHECK_FALSE(Residency((1U << 20) - 1).shares(1));
+    CHECK_FALSE(Account(1U << 30).shares(0));
+    CHECK(Account(1U << 30).shares(1));
+    CHECK(Account(1U << 30).shares(256U << 10));
+    CHECK_FALSE(Account(1U << 30).shares((256U << 10) + 1));
+    CHECK(Account(1U << 20).shares(16U << 10));
+    CHECK_FALSE(Account(1U << 20).shares((16U << 10) + 1));
+    CHECK_FALSE(Account((1U << 20) - 1).shares(1));
 }
 
 TEST_CASE("claims of more than 2^64 bytes saturate") {
     Groups groups;
     std::vector<Group*> large;
     for (int i = 0; i < 8; ++i) large.push_back(&groups.make((std::uint64_t{1} << 61) - 1));
-    const Residency residency(1'000);
-    CHECK(claims_of(residency, large) == UINT64_MAX - 7);
+    const Account account(1'000);
+    CHECK(claims_of(account, large) == UINT64_MAX - 7);
     large.push_back(&groups.make(9));
-    CHECK(claims_of(residency, large) == UINT64_MAX);
+    CHECK(claims_of(account, large) == UINT64_MAX);
 }
 
 TEST_CASE("the open block goes only if it is not open, and shared blocks go last") {
@@ -438,8 +438,8 @@ TEST_CASE("the open block goes only if it is not open, and shared blocks go last
     CHECK(small[1]->holding == block);
     const auto victims_of = [&](std::uint64_t bytes, std::uint64_t since) {
         std::vector<Holding*> victims;
-        both.real.reserve(bytes, {.since = since}, victims);
-        Residency::restore(victims);
+        reserve_room(both.real, both.account, bytes, {.since = since}, victims);
+        Ledger::restore(victims);
         return victims;
     };
     CHECK(victims_of(1U << 20, time) == std::vector{large[1]->holding, large[0]->holding, block});
@@ -452,10 +452,10 @@ TEST_CASE("the open block goes only if it is not open, and shared blocks go last
     CHECK(victims_of(1U << 20, time) == std::vector{large[1]->holding, large[0]->holding});
     CHECK(victims_of((1U << 20) - 200'001 - 4'096, time).empty());
     CHECK(victims_of((1U << 20) - 200'001 - 4'095, time) == std::vector{large[1]->holding});
-    CHECK_FALSE(Residency::try_reserve(*block));
+    CHECK_FALSE(Ledger::try_reserve(*block));
     CHECK(small[0]->word.state() == State::resident);
     small[1]->word.release();
-    CHECK(Residency::try_reserve(*block));
+    CHECK(Ledger::try_reserve(*block));
 }
 
 TEST_CASE("what a prefetch announced goes last, and only for a demand, until it is leased or many steps have passed") {
@@ -470,8 +470,8 @@ TEST_CASE("what a prefetch announced goes last, and only for a demand, until it 
     all[2]->used = 23;
     const auto victims_of = [&](bool demanded, std::uint64_t since) {
         std::vector<Holding*> victims;
-        both.real.reserve(1'000, {.since = since, .demanded = demanded}, victims);
-        Residency::restore(victims);
+        reserve_room(both.real, both.account, 1'000, {.since = since, .demanded = demanded}, victims);
+        Ledger::restore(victims);
         return victims;
     };
     const auto in = [&](std::size_t i) { return all[i]->holding; };
@@ -556,4 +556,4 @@ TEST_CASE("random uses of kept memory keep the budget and agree with the slow re
     }
 }
 
-}  // namespace residency_test
+}  // namespace ledger_test

@@ -1,4 +1,5 @@
-// Leases bundles: in one step if everything is resident, otherwise under the lock.
+// Leases bundles: in one step if everything is resident, otherwise under the lock. Orders leases, copies and the work of
+// callers.
 //
 // A group is absent, arriving or resident. An acquire leases all groups of its bundle, whatever their state, and then
 // claims room for all absent ones in one step: free bytes, the memory of residents that nobody leases, and that of
@@ -6,6 +7,9 @@
 // that others do can take the room away again, so the acquire waits only for what is already moving: it gets memory,
 // reads jobs of its own groups like any reader, and sleeps only if other threads have the last of these jobs in hand.
 // A request does the same in two halves, and leaves the reading between them to others.
+//
+// A lease comes after the copies that brought its tensors, and memory is written again after the work that used it. A
+// stream of the caller waits on the device, the host does not.
 #include "device/cache.hpp"
 #include "device/stopwatch.hpp"
 
@@ -14,11 +18,15 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
-
 namespace {
+
+void await(const DeviceEvent& event, const Request& request) {
+    while (!event.wait_until(next_look(request))) require_wanted(request);
+}
 
 [[noreturn]] void throw_stopped() {
     throw Error(Errc::cancelled, "the uploader was destroyed before the tensors arrived");
@@ -48,7 +56,7 @@ public:
         held_ = false;
     }
     void end() noexcept {
-        if (std::exchange(held_, false)) bundle_.cache->end_leases(bundle_);
+        if (std::exchange(held_, false)) bundle_.view->cache->end_leases(bundle_);
     }
     void pass_on() noexcept { held_ = false; }
 
@@ -59,10 +67,10 @@ private:
 
 bool Cache::try_lease(const BundleData& bundle) noexcept {
     const auto end = bundle.groups.end();
+    // Later than the last acquire of absent groups: so is this lease.
+    const std::uint64_t time = bundle.view->cache->now();
     for (auto group = bundle.groups.begin(); group != end; ++group) {
         if ((*group)->word.try_lease()) {
-            // Later than the last acquire of absent groups: so is this lease.
-            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed) + 1;
             // Not stored without need: other leases of this group read it.
             if ((*group)->used.load(std::memory_order_relaxed) != time)
                 (*group)->used.store(time, std::memory_order_relaxed);
@@ -75,55 +83,61 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it, const Request& request) {
-    const Stopwatch stopwatch(stalled_);
-    auto worker = readers_.borrow_worker();
+    start();
+    const Stopwatch stopwatch(bundle->view->stalled);
+    auto worker = readers_->borrow_worker();
     const Uploads uploads = begin_lease(*bundle, request, *worker, !is_limited(request));
     end_wait(bundle, keep_it, request, uploads, *worker);
-    readers_.give_back(std::move(worker));
+    readers_->give_back(std::move(worker));
 }
 
-Cache::Uploads Cache::request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
+Uploads Cache::request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
     if (try_lease(*bundle)) {
-        if (follows()) reached(*bundle);
+        if (bundle->view->follows) reached(*bundle);
         return {};
     }
-    auto worker = readers_.borrow_worker();
+    start();
+    auto worker = readers_->borrow_worker();
     Uploads uploads = begin_lease(*bundle, request, *worker, false);
-    readers_.give_back(std::move(worker));
+    readers_->give_back(std::move(worker));
     return uploads;
 }
 
 void Cache::end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request,
                         const Uploads& uploads) {
     if (uploads.empty()) return;
+    require_own_process();
     Leases leases(*bundle, true);
-    if (stopped_) throw_stopped();
-    const Stopwatch stopwatch(stalled_);
-    auto worker = readers_.borrow_worker();
+    if (bundle->view->stopped) throw_stopped();
+    const Stopwatch stopwatch(bundle->view->stalled);
+    auto worker = readers_->borrow_worker();
     leases.pass_on();
     end_wait(bundle, Keep::no, request, uploads, *worker);
-    readers_.give_back(std::move(worker));
+    readers_->give_back(std::move(worker));
 }
 
 void Cache::cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept {
+    if (is_forked()) return;
     end_leases(bundle);
     abandon(uploads);
 }
 
 bool Cache::are_over(const Uploads& uploads) const noexcept {
+    if (is_forked()) return true;  // wait() throws
     const std::lock_guard lock(mutex_);
     return std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
 }
 
 /// Leases all groups, and begins the uploads of those that are absent. Returns all uploads that the lease waits for.
 /// Throws budget_exceeded, the fault of a prefetch, and errors of the request; then nothing is leased.
-Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps) {
+Uploads Cache::begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps) {
     Trash trash;
     Leases leases(bundle);
     Uploads uploads;
 
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
     Lock lock(mutex_);
+    View& view = *bundle.view;
     const std::uint64_t time = time_ += 2;
     leases.take(time);
     Groups absent;
@@ -132,8 +146,8 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
         require_wanted(request);
         absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         uploads.reserve(uploads.size() + absent.size());
-        begun = begin(absent, {.since = now()}, true, trash);
-    } while (begun.size() < absent.size() && await_small(lock, request, worker, trash));
+        begun = begin(view, absent, {.since = now()}, true, trash);
+    } while (begun.size() < absent.size() && await_small(lock, request, worker));
     if (begun.size() < absent.size()) {
         leases.end_under_lock();
         refuse(bundle);
@@ -141,7 +155,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
     for (const auto& upload : begun) upload->priority = request.priority;
     Uploads ahead;  // uploads that the plan needs next
     pass(bundle);
-    advance(ahead, trash);
+    advance(view, ahead, trash);
     lock.unlock();
 
     trash.clear();
@@ -149,7 +163,7 @@ Cache::Uploads Cache::begin_lease(const BundleData& bundle, const Request& reque
         prepare(upload, helps, request);
         uploads.push_back(upload);
     }
-    for (const auto& upload : ahead) prepare(upload, false);
+    prepare(ahead);
     leases.pass_on();
     return uploads;
 }
@@ -193,7 +207,7 @@ void Cache::abandon(const Uploads& uploads) noexcept {
 /// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an
 /// absent group needs a slot into which another one is on its way, waits until that has arrived. Throws the fault of a
 /// prefetch.
-Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker,
+Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker,
                                    Uploads& uploads, Trash& trash) {
     for (;;) {
         Groups absent;
@@ -219,46 +233,13 @@ Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const R
     }
 }
 
-/// Gives an upload priority over those that nobody waits for, and over those of requests with less.
-void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request) {
-    const bool was_demanded = upload->demanded.exchange(true);
-    if (!was_demanded) changed_.notify_all();  // it may be waiting for its turn to allocate
-    const int before = std::exchange(upload->priority, std::max(upload->priority, request.priority));
-    if (!upload->submitted || (was_demanded && before == upload->priority)) return;
-    readers_.submit(upload, Readers::Lane::demand, upload->priority);
-}
-
-/// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
-Cache::Uploads Cache::begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash) {
-    Uploads uploads;
-    std::list<Upload*> list;
-    std::vector<Group*> groups;
-    uploads.reserve(absent.size());
-    groups.reserve(absent.size());
-    for (const auto& group : absent) {
-        uploads.push_back(std::make_shared<Upload>(group));
-        uploads.back()->demanded = demanded;
-        list.push_back(uploads.back().get());
-        groups.push_back(group.get());
-    }
-    if (!admit(groups, reach, demanded, trash)) return {};
-    auto place = list.begin();
-    for (const auto& upload : uploads) {
-        upload->place = place++;
-        upload->group->upload = upload;
-        upload->group->word.change(State::absent, State::arriving);
-    }
-    uploads_.splice(uploads_.end(), list);
-    return uploads;
-}
-
 /// Helps with the uploads, and returns when all of them are finished. Throws errors of the request. If there can be
 /// any, does not read: a read that takes long could not be interrupted.
 void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& request) {
-    const bool helps = !is_limited(request) || !readers_.have_threads();
+    const bool helps = !is_limited(request) || !readers_->have_threads();
     const auto help = [&](Upload& upload) {
         if (!helps || !upload.submitted) return;
-        while (is_wanted(request) && readers_.help(upload, worker)) {
+        while (is_wanted(request) && readers_->help(upload, worker)) {
         }
     };
     for (const auto& upload : uploads) help(*upload);
@@ -276,7 +257,7 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
                 continue;
             }
             // An upload that another thread began may have been submitted only now.
-            if (helps && upload->submitted && readers_.has_jobs(*upload)) {
+            if (helps && upload->submitted && readers_->has_jobs(*upload)) {
                 lock.unlock();
                 help(*upload);
                 lock.lock();
@@ -295,25 +276,151 @@ void Cache::wait_for_change(Lock& lock, const Request& request) {
 
 /// Holds a bundle of which nobody has a handle.
 void Cache::keep(const std::shared_ptr<const BundleData>& bundle) {
-    if (bundle->groups.empty() || stopping_) return;
+    View& view = *bundle->view;
+    if (bundle->groups.empty() || view.stopping) return;
     const Group* const group = bundle->own != nullptr ? bundle->own : bundle->groups.front().get();
-    Bundles& kept = kept_[group];
+    Bundles& kept = view.kept[group];
     if (std::ranges::find(kept, bundle) == kept.end()) kept.push_back(bundle);
 }
 
 void Cache::refuse(const BundleData& bundle) const {
+    const Account& account = bundle.view->account;
     const std::uint64_t needed = bundle.device_bytes;
     std::string text = bytes_text(needed) + " needed at once, ";
-    if (needed <= residency_.budget()) text += bytes_text(residency_.leased()) + " already leased, ";
-    std::uint64_t elsewhere = 0;
-    for (const Cache* const other : budget_->caches)
-        if (other != this) elsewhere += other->residency_.leased();
+    if (needed <= account.cap) text += bytes_text(ledger_.leased(account)) + " already leased, ";
+    const std::uint64_t elsewhere = ledger_.leased(account, true);
     if (elsewhere > 0) text += bytes_text(elsewhere) + " leased by other uploaders, ";
-    text += "but the budget is " + bytes_text(residency_.budget());
-    if (elsewhere > 0) text += " of the " + bytes_text(budget_->claimed.limit) + " that they share";
+    text += "but the budget is " + bytes_text(account.cap);
+    if (elsewhere > 0) text += " of the " + bytes_text(ledger_.budget()) + " that they share";
     Error error(Errc::budget_exceeded, text);
     if (bundle.tensors.size() == 1) error.with_tensor(bundle.tensors.front().name());
     throw error;
 }
 
+// Order.
+
+NativeStream Cache::orderable(NativeStream stream) const {
+    return stream && !device_->is_capturing(stream) ? stream : NativeStream{};
+}
+
+void Cache::order(const BundleData& bundle, NativeStream stream, const Request& request) {
+    if (lost_.load(std::memory_order_relaxed)) throw_lost();
+    for (const auto& group : bundle.groups)
+        if (group->pending.load(std::memory_order_acquire)) order(*group, stream, request);
+}
+
+/// Orders what comes next after the copies of a leased group, so `ready` does not change.
+void Cache::order(Group& group, NativeStream stream, const Request& request) {
+    bool all_done = true;
+    const auto fault = fault_of(group.layout.tensors.front().name(), [&] {
+        for (const Fence& fence : group.ready) {
+            if (fence.event->done()) continue;
+            if (stream) {
+                all_done = false;
+                device_->make_wait(stream, *fence.event);
+            } else {
+                const Stopwatch stopwatch(group.view->stalled);
+                await(*fence.event, request);
+            }
+        }
+    });
+    if (fault) {
+        note_failure(fault);
+        throw_copy(fault);
+    }
+    if (all_done) group.pending.store(false, std::memory_order_release);
+}
+
+bool Cache::is_there(const BundleData& bundle) noexcept {
+    const auto is_done = [](const std::shared_ptr<Group>& group) {
+        return !group->pending.load(std::memory_order_acquire) || are_done(group->ready);
+    };
+    return std::ranges::all_of(bundle.groups, is_done);
+}
+
+bool Cache::use(const BundleData& bundle, NativeStream stream) noexcept {
+    if (lost_.load(std::memory_order_relaxed)) return true;  // it is never written again
+    if (is_forked()) return false;
+    try {
+        if (!orderable(stream)) return false;
+        remember_use(bundle, stream);
+        return true;
+    } catch (const Error& error) {
+        if (error.code() != Errc::device_failed) return false;
+        note_failure(std::current_exception());
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+void Cache::release(const BundleData& bundle, NativeStream stream) noexcept {
+    if (!stream || use(bundle, stream)) end_leases(bundle);
+    else hold(bundle);  // nobody knows when the memory is free
+}
+
+/// Fences the memory of a bundle by the work that is in `stream` so far.
+void Cache::remember_use(const BundleData& bundle, NativeStream stream) {
+    const std::lock_guard lock(mutex_);
+    // Recorded under the lock: a fence takes the place of an earlier one of the stream, never of a later one.
+    const auto event = device_->record(stream);
+    for (const auto& group : bundle.groups) {
+        drop_done(group->uses);
+        add(group->uses, {event, stream});
+    }
+}
+
+/// Keeps the groups of a bundle leased until stop(), even if nobody has a handle of the bundle any more.
+void Cache::hold(const BundleData& bundle) noexcept {
+    if (is_forked()) return;
+    const std::lock_guard lock(mutex_);
+    if (bundle.view->stopping) return;
+    for (const auto& group : bundle.groups) group->self = group;
+}
+
+void Cache::lease_until_stop(const BundleData& bundle) noexcept {
+    for (const auto& group : bundle.groups) group->word.lease();
+    hold(bundle);
+}
+
+void Cache::end_leases(const BundleData& bundle) noexcept {
+    bool frees_slot = false;
+    for (const auto& group : bundle.groups) {
+        frees_slot = frees_slot || group->slot.load(std::memory_order_relaxed) != no_slot;
+        group->word.release();
+    }
+    if (is_forked()) return;
+    if (frees_slot && bundle.view->follows) go_on(*bundle.view);
+    if (bundle.view->stopped) free_unleased(bundle);
+}
+
+/// Frees the groups of a lease that outlived the uploader.
+void Cache::free_unleased(const BundleData& bundle) noexcept {
+    Trash trash;
+    Lock lock(mutex_);
+    for (const auto& group : bundle.groups)
+        if (Space space = evict(*group, trash)) free(lock, std::move(space));
+}
+
+/// Remembers that the device failed, if that is the fault. What is on it is lost.
+void Cache::note_failure(const std::exception_ptr& fault) noexcept {
+    try {
+        std::rethrow_exception(fault);
+    } catch (const Error& error) {
+        if (error.code() != Errc::device_failed) return;
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = fault;
+        lost_ = true;
+    } catch (...) {
+    }
+}
+
+void Cache::throw_lost() const {
+    std::exception_ptr failure;
+    {
+        const std::lock_guard lock(mutex_);
+        failure = failure_;
+    }
+    throw_copy(failure);
+}
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,5 +1,5 @@
-// The arithmetic of the budget.
-#include "device/residency.hpp"
+// The ledger of a device.
+#include "device/ledger.hpp"
 
 #include "base/checked.hpp"
 
@@ -26,7 +26,8 @@ std::uint64_t padded(std::uint64_t size) noexcept {
 /// Decides which holdings can go.
 class Choice {
 public:
-    Choice(std::span<const std::unique_ptr<Holding>> holdings, Residency::Reach reach) : reach_(reach) {
+    Choice(std::span<const std::unique_ptr<Holding>> holdings, const Account& account, Ledger::Reach reach)
+        : account_(account), reach_(reach) {
         // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been leased
         // for longer was announced by mistake. The time of the cache moves by 2.
         std::uint64_t groups = 0;
@@ -42,8 +43,12 @@ public:
     /// Returns true if all groups of a holding can go.
     bool can_go(const Holding& holding) const noexcept {
         if (holding.size == 0 || holding.writers > 0) return false;
+        const bool is_own = holding.account == &account_;
+        if (!is_own && !reach_.demanded) return false;
+        if (holding.account->open == &holding && !reach_.open_blocks) return false;
         const bool is_slot = holding.slot != no_slot;
-        if (is_slot && (!reach_.demanded || std::ranges::count(reach_.slots, holding.slot) > 0)) return false;
+        if (is_slot && !reach_.demanded) return false;
+        if (is_slot && is_own && std::ranges::count(reach_.slots, holding.slot) > 0) return false;
         return std::ranges::all_of(holding.groups, [&](const Group* group) { return can_go(*group); });
     }
 
@@ -54,7 +59,8 @@ private:
                (reach_.demanded || (!group.stays && awaited(group) == 0));
     }
 
-    Residency::Reach reach_;
+    const Account& account_;
+    Ledger::Reach reach_;
     std::uint64_t awaited_since_ = 0;
 };
 
@@ -76,10 +82,10 @@ struct Candidate {
         }
         tier = stays ? 4 : of.slot != no_slot ? 3 : announced > 0 ? 2 : of.shared ? 1 : 0;
     }
-    /// Returns true if `a` goes after `b`.
-    static bool later(const Candidate& a, const Candidate& b) noexcept {
-        if (a.tier != b.tier) return a.tier > b.tier;
-        return a.announced != b.announced ? a.announced < b.announced : a.number < b.number;
+    /// Returns true if `a` goes before `b`.
+    static bool sooner(const Candidate& a, const Candidate& b) noexcept {
+        if (a.tier != b.tier) return a.tier < b.tier;
+        return a.announced != b.announced ? a.announced > b.announced : a.number > b.number;
     }
 };
 
@@ -92,97 +98,97 @@ void Holding::take_fences(Group& group) noexcept {
     group.pending.store(false, std::memory_order_relaxed);
 }
 
-Residency::Residency(std::uint64_t budget, Quota* shared) noexcept
-    : budget_(budget),
-      shared_(shared),
-      small_(budget < least_budget_for_blocks ? 0 : std::min(most_small, budget / 64)),
-      most_block_(std::min(largest_block, budget / 16)) {}
+Account::Account(std::uint64_t most) noexcept
+    : cap(most),
+      small(most < least_budget_for_blocks ? 0 : std::min(most_small, most / 64)),
+      most_in_block(std::min(largest_block, most / 16)) {}
 
-std::uint64_t Residency::next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept {
+std::uint64_t Account::next_block(std::uint64_t size, std::uint64_t so_far) const noexcept {
     // Blocks double the bytes of all blocks, so that a few small groups do not claim a large one.
-    return std::clamp(padded(shared_bytes), std::max(first_block, padded(size)), most_block_);
+    return std::clamp(padded(so_far), std::max(first_block, padded(size)), most_in_block);
 }
 
-std::uint64_t Residency::claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> slots) const {
+std::uint64_t Account::claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> into,
+                                 bool uses_open) const {
     std::uint64_t claims = 0;
     // Bytes left in the open block, and in the last one that is claimed here. As in Cache::settle(), a group that does
     // not fit into the open block does not close it for the next ones.
-    std::uint64_t open = open_ == nullptr ? 0 : open_->size - open_->given;
-    std::uint64_t last = 0;
-    std::uint64_t shared_bytes = shared_bytes_;
+    std::uint64_t left_open = open == nullptr || !uses_open ? 0 : open->size - open->given;
+    std::uint64_t left_last = 0;
+    std::uint64_t so_far = in_blocks;
     const auto claim = [&](std::uint64_t size) {
         claims = checked_add(claims, size).value_or(std::numeric_limits<std::uint64_t>::max());
     };
     for (std::size_t i = 0; i < groups.size(); ++i) {
         const std::uint64_t size = groups[i]->layout.size;
-        if (slots[i] != no_slot) {
-            if (slot(slots[i]) == nullptr) claim(slot_bytes(slots[i]));
+        if (into[i] != no_slot) {
+            if (slot(into[i]) == nullptr) claim(slots[into[i]].bytes);
             continue;
         }
         if (!shares(size)) {
             claim(size);
             continue;
         }
-        if (size > open && size > last) {
-            last = next_block(size, shared_bytes);
-            shared_bytes += last;
-            claim(last);
+        if (size > left_open && size > left_last) {
+            left_last = next_block(size, so_far);
+            so_far += left_last;
+            claim(left_last);
         }
-        std::uint64_t& left = size <= open ? open : last;
+        std::uint64_t& left = size <= left_open ? left_open : left_last;
         left -= std::min(left, padded(size));
     }
     return claims;
 }
 
-Holding* Residency::open_block(std::uint64_t size) const noexcept {
-    return open_ != nullptr && open_->has_room(size) ? open_ : nullptr;
+Holding* Account::open_block(std::uint64_t size) const noexcept {
+    return open != nullptr && open->has_room(size) ? open : nullptr;
 }
 
-std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims,
-                                 std::uint64_t given) {
-    std::uint64_t free = left();
-    if (shared_ != nullptr) free = std::min(free, shared_->free() + given);
-    return bytes <= free ? 0 : give(bytes - free, reach, victims);
-}
-
-std::uint64_t Residency::give(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
-    // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
-    for (int looks = reach.demanded ? 16 : 1; missing > 0 && looks > 0; --looks)
-        missing = reserve_once(missing, reach, victims);
-    return missing;
-}
-
-std::uint64_t Residency::reserve_once(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
-    const Choice choice(holdings_, reach);
-    std::vector<Candidate> candidates;
-    for (const auto& holding : holdings_) {
-        if (holding.get() == open_ || !choice.can_go(*holding)) continue;
-        // An empty slot has no group whose state says that it was found before.
-        if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
-        candidates.emplace_back(choice, *holding);
-    }
-    std::ranges::make_heap(candidates, Candidate::later);
-    victims.reserve(victims.size() + candidates.size());
-    while (missing > 0 && !candidates.empty()) {
-        std::ranges::pop_heap(candidates, Candidate::later);
-        Holding* const next = candidates.back().holding;
-        candidates.pop_back();
-        if (!try_reserve(*next)) continue;  // leased meanwhile
-        victims.push_back(next);
-        missing -= std::min(missing, next->size);
-    }
-    return missing;
-}
-
-void Residency::set_slots(std::vector<std::uint64_t> bytes) {
-    std::vector<Slot> slots(bytes.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) slots[i].bytes = bytes[i];
-    for (const Slot& slot : slots_)
+void Account::set_slots(const std::vector<std::uint64_t>& bytes) {
+    std::vector<Slot> made(bytes.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) made[i].bytes = bytes[i];
+    for (const Slot& slot : slots)
         if (slot.holding != nullptr) slot.holding->slot = no_slot;
-    slots_ = std::move(slots);
+    slots = std::move(made);
 }
 
-bool Residency::try_reserve(Holding& holding) noexcept {
+void Ledger::Missing::subtract(std::uint64_t bytes, bool is_own) noexcept {
+    all -= std::min(all, bytes);
+    if (is_own) own -= std::min(own, bytes);
+}
+
+Ledger::Missing Ledger::missing(const Account& account, std::uint64_t bytes) const noexcept {
+    const auto above = [bytes](std::uint64_t left) { return bytes - std::min(bytes, left); };
+    return {.own = above(account.cap - account.claimed), .all = above(budget_ - claimed_)};
+}
+
+void Ledger::reserve(const Account& account, Missing& missing, Reach reach, std::vector<Holding*>& victims) const {
+    // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
+    for (int looks = reach.demanded ? 16 : 1; missing && looks > 0; --looks) {
+        const Choice choice(holdings_, account, reach);
+        std::vector<Candidate> candidates;
+        for (const auto& holding : holdings_) {
+            if (!choice.can_go(*holding)) continue;
+            // An empty slot has no group whose state says that it was found before.
+            if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
+            candidates.emplace_back(choice, *holding);
+        }
+        std::ranges::sort(candidates, Candidate::sooner);
+        victims.reserve(victims.size() + candidates.size());
+        const auto take = [&](Candidate& candidate) {
+            Holding* const holding = std::exchange(candidate.holding, nullptr);
+            if (!try_reserve(*holding)) return;  // leased meanwhile
+            victims.push_back(holding);
+            missing.subtract(holding->size, holding->account == &account);
+        };
+        for (Candidate& candidate : candidates)
+            if (missing.own > 0 && candidate.holding->account == &account) take(candidate);
+        for (Candidate& candidate : candidates)
+            if (missing && candidate.holding != nullptr) take(candidate);
+    }
+}
+
+bool Ledger::try_reserve(Holding& holding) noexcept {
     if (holding.writers > 0) return false;
     for (std::size_t i = 0; i < holding.groups.size(); ++i) {
         if (holding.groups[i]->word.try_reserve()) continue;
@@ -192,56 +198,61 @@ bool Residency::try_reserve(Holding& holding) noexcept {
     return true;
 }
 
-void Residency::restore(std::span<Holding* const> victims) noexcept {
+void Ledger::restore(std::span<Holding* const> victims) noexcept {
     for (Holding* holding : victims)
         for (Group* group : holding->groups) group->word.change(Word::State::reserved, Word::State::resident);
 }
 
-std::uint64_t Residency::leased() const noexcept {
+std::uint64_t Ledger::leased(const Account& account, bool others) const noexcept {
     std::uint64_t sum = 0;
     for (const auto& holding : holdings_)
-        if (std::ranges::any_of(holding->groups, [](const Group* group) { return group->word.leased(); }))
+        if ((holding->account != &account) == others &&
+            std::ranges::any_of(holding->groups, [](const Group* group) { return group->word.leased(); }))
             sum += holding->size;
     return sum;
 }
 
-std::uint64_t Residency::resident() const noexcept {
+std::uint64_t Ledger::resident(const Account& account) const noexcept {
     std::uint64_t sum = 0;
     for (const auto& holding : holdings_)
         for (const Group* group : holding->groups)
-            if (group->word.state() == Word::State::resident) sum += group->layout.size;
+            if (holding->account == &account && group->word.state() == Word::State::resident) sum += group->layout.size;
     return sum;
 }
 
-bool Residency::has(const Holding* holding) const noexcept {
-    return std::ranges::any_of(holdings_, [&](const auto& one) { return one.get() == holding; });
-}
-
-Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
-    assert(size <= left());
+Holding& Ledger::add(Account& account, std::uint64_t size, bool shared, std::uint32_t slot) {
+    assert(!missing(account, size));
     auto added = std::make_unique<Holding>();
     added->groups.reserve(1);
     holdings_.push_back(std::move(added));
     Holding& holding = *holdings_.back();
+    holding.account = &account;
     holding.size = size;
     holding.shared = shared;
     holding.slot = slot;
-    if (slot != no_slot) slots_[slot].holding = &holding;
+    if (slot != no_slot) account.slots[slot].holding = &holding;
     holding.at = holdings_.size() - 1;
     claimed_ += size;
-    if (shared_ != nullptr) shared_->add(size);
-    if (shared) shared_bytes_ += size;
+    account.claimed += size;
+    if (shared) account.in_blocks += size;
     return holding;
 }
 
-void Residency::put(Group& group, Holding& holding) {
+void Ledger::provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept {
+    holding.memory = std::move(memory);
+    Account& account = *holding.account;
+    account.allocated += holding.size;
+    account.peak = std::max(account.peak, account.allocated);
+}
+
+void Ledger::put(Group& group, Holding& holding) {
     holding.groups.push_back(&group);
     group.holding = &holding;
     group.offset = holding.given;
     if (holding.shared) holding.given = std::min(holding.size, holding.given + padded(group.layout.size));
 }
 
-Holding* Residency::take_out(Group& group) noexcept {
+Holding* Ledger::take_out(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     holding->take_fences(group);
@@ -250,13 +261,15 @@ Holding* Residency::take_out(Group& group) noexcept {
     return is_empty && holding->slot == no_slot ? holding : nullptr;
 }
 
-Space Residency::remove(Holding& holding) noexcept {
+Space Ledger::remove(Holding& holding) noexcept {
     assert(holding.groups.empty());
+    Account& account = *holding.account;
     claimed_ -= holding.size;
-    if (shared_ != nullptr) shared_->subtract(holding.size);
-    if (holding.shared) shared_bytes_ -= holding.size;
-    if (open_ == &holding) open_ = nullptr;
-    if (holding.slot != no_slot) slots_[holding.slot].holding = nullptr;
+    account.claimed -= holding.size;
+    if (holding.memory) account.allocated -= holding.size;
+    if (holding.shared) account.in_blocks -= holding.size;
+    if (account.open == &holding) account.open = nullptr;
+    if (holding.slot != no_slot) account.slots[holding.slot].holding = nullptr;
     Space space{std::move(holding.memory), std::move(holding.fences)};
     const std::size_t at = holding.at;
     std::swap(holdings_[at], holdings_.back());
@@ -286,15 +299,10 @@ void Heap::keep(Space space) noexcept {
     }
 }
 
-std::uint64_t Heap::missing(std::uint64_t size) const noexcept {
-    std::uint64_t free = budget_ - total_;
-    if (shared_ != nullptr) free = std::min(free, shared_->free());
-    return size - std::min(size, free);
-}
-
-Space Heap::take_kept(std::uint64_t bytes) noexcept {
+Space Heap::take_to_free(std::uint64_t size) noexcept {
     if (kept_.empty()) return {};
-    auto found = kept_.lower_bound(bytes);
+    const std::uint64_t free = budget_ - total_;
+    auto found = kept_.lower_bound(size - std::min(size, free));
     if (found == kept_.end()) --found;
     Space space = std::move(found->second);
     kept_.erase(found);
@@ -305,12 +313,8 @@ void Heap::coming(std::uint64_t size) noexcept {
     assert(fits(size));
     total_ += size;
     peak_ = std::max(peak_, total_);
-    if (shared_ != nullptr) shared_->add(size);
 }
 
-void Heap::gone(std::uint64_t size) noexcept {
-    total_ -= size;
-    if (shared_ != nullptr) shared_->subtract(size);
-}
+void Heap::gone(std::uint64_t size) noexcept { total_ -= size; }
 
 }  // namespace safemap::SAFEMAP_ABI::device

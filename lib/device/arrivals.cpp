@@ -1,0 +1,511 @@
+// Brings groups to the device. A group claims its room first, in one step under the lock; then it gets memory, from what
+// is kept or from the device, and may have to wait for memory that is leaving; then readers do its jobs, and it arrives.
+// Here, too: what cancels an upload, and what evicts a group.
+#include "device/cache.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <cassert>
+#include <exception>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+// Room.
+
+/// The memory that goes to make room. Its groups are reserved: unless they are taken from here, they become resident
+/// again.
+struct Cache::Room {
+    std::vector<Holding*> turns = {};    // slots whose group makes way for another one
+    std::vector<Holding*> victims = {};  // holdings that go
+    Ledger::Missing cancelled = {};      // bytes of prefetches to cancel
+
+    Room() = default;
+    ~Room() {
+        Ledger::restore(turns);
+        Ledger::restore(victims);
+    }
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+};
+
+/// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
+Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool demanded, Trash& trash) {
+    Uploads uploads;
+    std::list<Upload*> list;
+    std::vector<Group*> groups;
+    uploads.reserve(absent.size());
+    groups.reserve(absent.size());
+    for (const auto& group : absent) {
+        uploads.push_back(std::make_shared<Upload>(group));
+        uploads.back()->demanded = demanded;
+        list.push_back(uploads.back().get());
+        groups.push_back(group.get());
+    }
+    if (!admit(view, groups, reach, demanded, trash)) return {};
+    auto place = list.begin();
+    for (const auto& upload : uploads) {
+        upload->place = place++;
+        upload->group->upload = upload;
+        upload->group->word.change(State::absent, State::arriving);
+    }
+    uploads_.splice(uploads_.end(), list);
+    return uploads;
+}
+
+/// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows. If they are demanded,
+/// also cancels prefetches that nobody waits for. Returns false, and changes nothing, if that is not enough.
+bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash) {
+    // First, because groups that are reserved must not stay so if there is no memory.
+    if (demanded) trash.reserve(uploads_.size());
+    Room room;
+    const std::vector<std::uint32_t> slots = take_slots(view.account, groups, room.turns);
+    reach.slots = slots;
+    for (reach.open_blocks = false;; reach.open_blocks = true) {
+        if (make_room(view, view.account.claims_of(groups, slots, !reach.open_blocks), reach, demanded, room)) break;
+        if (reach.open_blocks) return false;
+    }
+    const std::uint64_t in_blocks = view.account.in_blocks;
+    for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
+    for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
+    cancel_latest(view, room.cancelled, trash);
+    settle(view.account, groups, slots, in_blocks);
+    return true;
+}
+
+/// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
+bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded,
+                      Room& room) const {
+    Ledger::restore(std::exchange(room.victims, {}));
+    Ledger::Missing missing = ledger_.missing(view.account, claims);
+    if (claims > view.account.cap) return false;
+    ledger_.reserve(view.account, missing, reach, room.victims);
+    if (!missing || !demanded) return !missing;
+    room.cancelled = missing;
+    const Ledger::Missing idle = cancellable(view);
+    return missing.own <= idle.own && missing.all <= idle.all;
+}
+
+/// Returns the slot of each group, if the slot is empty or what is in it can go: that is reserved and added to `turns`.
+/// Other groups get `no_slot`, and memory of their own.
+std::vector<std::uint32_t> Cache::take_slots(const Account& account, std::span<Group* const> groups,
+                                             std::vector<Holding*>& turns) {
+    std::vector<std::uint32_t> slots(groups.size(), no_slot);
+    turns.reserve(groups.size());
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const std::uint32_t wanted = groups[i]->slot;
+        if (wanted == no_slot || std::ranges::find(slots, wanted) != slots.end()) continue;
+        Holding* const slot = account.slot(wanted);
+        if (slot != nullptr && !slot->groups.empty()) {
+            if (!Ledger::try_reserve(*slot)) continue;
+            turns.push_back(slot);
+        }
+        slots[i] = wanted;
+    }
+    return slots;
+}
+
+/// Returns true for a prefetch that nobody waits for, into a shared block or not.
+bool Cache::is_idle(const Upload& upload, bool shared) noexcept {
+    if (upload.cancelled || upload.group->word.leased()) return false;
+    return upload.group->holding->shared == shared;
+}
+
+/// Returns the bytes of prefetches that can be cancelled: of a view, and of all.
+Ledger::Missing Cache::cancellable(const View& view) const noexcept {
+    Ledger::Missing sum;
+    for (const Upload* upload : uploads_) {
+        if (!is_idle(*upload, false)) continue;
+        sum.all += upload->group->holding->size;
+        if (upload->group->view.get() == &view) sum.own += upload->group->holding->size;
+    }
+    return sum;
+}
+
+/// Cancels prefetches, the latest first, until they release what is needed: those of the view first.
+void Cache::cancel_latest(const View& view, Ledger::Missing needed, Trash& trash) noexcept {
+    const auto cancel_while = [&](auto&& goes) {
+        for (auto at = uploads_.end(); needed && at != uploads_.begin();) {
+            Upload& upload = **--at;
+            const bool is_own = upload.group->view.get() == &view;
+            if (!is_idle(upload, false) || !goes(is_own)) continue;
+            needed.subtract(upload.group->holding->size, is_own);
+            ++at;  // cancel() may remove it
+            cancel(upload, trash);
+        }
+    };
+    cancel_while([&](bool is_own) { return is_own; });
+    cancel_while([](bool) { return true; });
+}
+
+/// Gives each group a holding. There is room for all of them, and their slots are empty. `in_blocks`: bytes of all
+/// blocks, when the room was counted.
+void Cache::settle(Account& account, std::span<Group* const> groups, std::span<const std::uint32_t> slots,
+                   std::uint64_t in_blocks) {
+    Holding* block = nullptr;  // a new one for the small groups
+    const auto holding_of = [&](const Group& group, std::uint32_t slot) -> Holding& {
+        const std::uint64_t size = group.layout.size;
+        if (slot != no_slot) {
+            Holding* const there = account.slot(slot);
+            return there != nullptr ? *there : ledger_.add(account, account.slots[slot].bytes, false, slot);
+        }
+        if (!account.shares(size)) return ledger_.add(account, size, false);
+        if (Holding* const open = account.open_block(size)) return *open;
+        if (block == nullptr || !block->has_room(size)) {
+            block = &ledger_.add(account, account.next_block(size, in_blocks), true);
+            in_blocks += block->size;
+        }
+        return *block;
+    };
+    std::size_t settled = 0;
+    try {
+        for (; settled < groups.size(); ++settled)
+            Ledger::put(*groups[settled], holding_of(*groups[settled], slots[settled]));
+    } catch (...) {
+        for (Group* const group : groups.first(settled))
+            if (Holding* const empty = Ledger::take_out(*group)) ledger_.remove(*empty);
+        throw;
+    }
+}
+
+// Memory.
+
+/// The turn of a thread to allocate from the device: a prefetch, which allocates again and again, waits until demands
+/// have their memory, or until somebody waits for it or cancels it. A driver serves one thread at a time, and not
+/// always the one that came first.
+class Cache::Turn {
+public:
+    Turn(Cache& cache, const Upload& upload) : cache_(cache) {
+        Lock lock(cache_.mutex_);
+        cache_.changed_.wait(lock,
+                             [&] { return cache_.demands_allocating_ == 0 || upload.demanded || upload.cancelled; });
+        has_come_ = !upload.cancelled;
+        is_demand_ = upload.demanded && has_come_;
+        if (is_demand_) ++cache_.demands_allocating_;
+    }
+    ~Turn() {
+        if (!is_demand_) return;
+        const std::lock_guard lock(cache_.mutex_);
+        if (--cache_.demands_allocating_ == 0) cache_.changed_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    /// Returns false if the upload was cancelled before.
+    bool has_come() const noexcept { return has_come_; }
+
+private:
+    Cache& cache_;
+    bool has_come_ = false;
+    bool is_demand_ = false;
+};
+
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. If the request ends
+/// first, leaves the rest to the next one who wants the upload. `helps`: this thread does jobs, too, until the upload
+/// is finished.
+void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request) noexcept {
+    Space space;
+    bool in_time = true;
+    std::exception_ptr fault =
+        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, request, space); });
+    if (fault) note_failure(fault);
+    Lock lock(mutex_);
+    if (!in_time && !upload->cancelled) {
+        Holding& holding = *upload->group->holding;
+        if (!holding.shared) holding.fences.splice(holding.fences.end(), space.fences);
+        upload->providing = false;
+        upload->waits_for_help = true;
+        return changed_.notify_all();
+    }
+    const bool is_provided = space && !fault;
+    upload->filling.set(std::move(space), upload->group->offset);
+    if (!is_provided || upload->cancelled) {
+        const bool is_mapped = upload->filling.has_copies();
+        lock.unlock();
+        return is_mapped ? upload->finish() : arrive(*upload, std::move(fault));
+    }
+    upload->submitted = true;
+    changed_.notify_all();
+    const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
+    const int priority = upload->priority;
+    lock.unlock();
+    if (upload->jobs() == 0) return upload->finish();
+    // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
+    // may wait no longer, so `demanded` is not enough.
+    if (upload->jobs() == 1 && helps) return;
+    try {
+        readers_->submit(upload, lane, priority);
+    } catch (...) {
+        if (!helps) give_up(*upload, std::current_exception());
+    }
+}
+
+void Cache::prepare(const Uploads& begun) noexcept {
+    for (const auto& upload : begun) prepare(upload, false);
+}
+
+/// Drops the jobs of an upload that have not begun, because no reader will do them.
+void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (upload.finished) return;
+        if (!upload.fault) upload.fault = std::move(fault);
+        if (!readers_->cancel(upload)) return;  // a thread that has a job of it in hand calls arrive()
+    }
+    upload.finish();
+}
+
+/// Gets the memory of the holding that an upload has, with the fences of what was there before. Gets nothing if the
+/// upload was cancelled. Returns false if the request ends first.
+bool Cache::provide(Upload& upload, const Request& request, Space& space) {
+    Lock lock(mutex_);
+    if (upload.cancelled) return true;
+    upload.providing = true;
+    Holding& holding = *upload.group->holding;
+    if (!holding.memory && !get_memory(lock, upload, request)) return false;
+    if (upload.cancelled) return true;
+    space.memory = holding.memory;
+    if (holding.shared) space.fences = holding.fences;  // others have to wait for them, too
+    else space.fences.swap(holding.fences);
+    const bool is_own = !holding.shared;
+    lock.unlock();
+    if (space.memory->host_bytes().empty()) {
+        // Memory in use is not mapped: the host would have to wait, where copies wait on the device.
+        if (!is_own || !space.memory->can_be_mapped() || !are_done(space.fences)) return true;
+        space.fences.clear();
+        upload.filling.map(*space.memory);
+        return true;
+    }
+    while (!wait_until_done(space.fences, next_look(request)))
+        if (!is_wanted(request)) return false;
+    space.fences.clear();
+    return true;
+}
+
+/// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false if the request
+/// ends first.
+bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
+    Holding& holding = *upload.group->holding;
+    const std::uint64_t size = holding.size;
+    Space space = heap_.take(size);
+    while (!space && !heap_.fits(size)) {
+        if (!is_wanted(request)) return false;
+        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
+        else wait_for_change(lock, request);
+        // Another upload into the same block may have been faster.
+        if (upload.cancelled || holding.memory) return true;
+    }
+    if (!space) {
+        heap_.coming(size);
+        lock.unlock();
+        try {
+            space.memory = allocate(size, upload);
+        } catch (...) {
+            lock.lock();
+            heap_.gone(size);
+            changed_.notify_all();
+            throw;
+        }
+        lock.lock();
+    }
+    if (!space.memory) {
+        heap_.gone(size);
+        changed_.notify_all();
+        return true;
+    }
+    if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
+        heap_.keep(std::move(space));
+        changed_.notify_all();
+        return true;
+    }
+    Ledger::provide(holding, std::move(space.memory));
+    holding.fences.splice(holding.fences.end(), space.fences);
+    if (holding.shared) holding.account->open = &holding;
+    return true;
+}
+
+/// Allocates device memory, unless the upload is cancelled before its turn. If the device is full, frees what is kept,
+/// and tries once more.
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload) {
+    const auto allocate_in_turn = [&] {
+        const Turn turn(*this, upload);
+        return turn.has_come() ? device_->allocate(size) : nullptr;
+    };
+    try {
+        return allocate_in_turn();
+    } catch (const Error& error) {
+        if (error.code() != Errc::out_of_memory) throw;
+    }
+    Lock lock(mutex_);
+    free_kept(lock);
+    lock.unlock();
+    return allocate_in_turn();
+}
+
+/// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
+/// it is free. Returns false, and keeps it, if it is in use until the deadline.
+bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
+    const std::uint64_t size = space.memory->size();
+    ++freeing_;
+    lock.unlock();
+    const bool is_idle = wait_until_done(space.fences, deadline);
+    if (is_idle) space.memory.reset();
+    lock.lock();
+    --freeing_;
+    if (is_idle) heap_.gone(size);
+    else heap_.keep(std::move(space));
+    changed_.notify_all();
+    return is_idle;
+}
+
+void Cache::free_kept(Lock& lock) noexcept {
+    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
+}
+
+// Ends.
+
+/// Gives an upload priority over those that nobody waits for, and over those of requests with less.
+void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request) {
+    const bool was_demanded = upload->demanded.exchange(true);
+    if (!was_demanded) changed_.notify_all();  // it may be waiting for its turn to allocate
+    const int before = std::exchange(upload->priority, std::max(upload->priority, request.priority));
+    if (!upload->submitted || (was_demanded && before == upload->priority)) return;
+    readers_->submit(upload, Readers::Lane::demand, upload->priority);
+}
+
+/// Makes a group resident whose upload is finished, or absent if it failed or was cancelled.
+void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
+    const auto alive = shared_from_this();
+    const auto group = upload.group;
+    Trash trash;
+    const std::lock_guard lock(mutex_);
+    uploads_.erase(upload.place);
+    upload.group.reset();
+    if (!upload.fault) upload.fault = std::move(failed);
+    upload.finished = true;
+    changed_.notify_all();
+    if (upload.cancelled) return leave(upload);
+    const auto self = std::move(group->upload);  // the caller has it, too
+    Space space = upload.filling.end();
+    if (!upload.fault) {
+        group->memory = std::move(space.memory);
+        Fences& fences = upload.filling.has_copies() ? group->ready : group->holding->fences;
+        fences.splice(fences.end(), space.fences);
+        group->pending.store(!group->ready.empty(), std::memory_order_relaxed);
+        group->word.change(State::arriving, State::resident);
+        group->view->uploaded_bytes += group->layout.value_bytes;
+        return;
+    }
+    // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
+    if (group->word.leased()) let_go(*group, trash);
+    else group->fault = std::move(upload.fault);
+    group->word.change(State::arriving, State::absent);
+    Fences& fences = group->holding->fences;
+    fences.splice(fences.end(), space.fences);
+    if (Holding* const empty = Ledger::take_out(*group))
+        if (auto left = ledger_.remove(*empty)) heap_.keep(std::move(left));
+}
+
+/// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it; or for a cancelled one that
+/// still writes to its block. Returns false without such a prefetch. Releases the lock meanwhile.
+bool Cache::await_small(Lock& lock, const Request& request, Worker& worker) {
+    const auto is_writer = [](const Upload* upload) { return upload->block != nullptr; };
+    if (std::ranges::any_of(uploads_, is_writer)) {
+        require_wanted(request);
+        wait_for_change(lock, request);
+        return true;
+    }
+    const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
+    if (found == uploads_.end()) return false;
+    const auto upload = (*found)->group->upload;
+    hurry(upload, {});
+    lock.unlock();
+    wait_for({upload}, worker, request);
+    lock.lock();
+    return true;
+}
+
+/// Makes an arriving group absent. Its memory leaves when the jobs in progress are done.
+void Cache::cancel(Upload& upload, Trash& trash) noexcept {
+    Group& group = *upload.group;
+    upload.cancelled = true;
+    group.word.change(State::arriving, State::absent);
+    trash.uploads.push_back(std::move(group.upload));
+    let_go(group, trash);
+    Holding& holding = *group.holding;
+    Ledger::take_out(group);
+    if (holding.shared) {
+        // Jobs in progress still write to it, so it stays until they are done.
+        upload.block = &holding;
+        ++holding.writers;
+    } else {
+        upload.leaving = ledger_.remove(holding);
+    }
+    // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
+    if (!upload.providing) leave(upload);
+    else changed_.notify_all();  // who gets its memory may be waiting for that
+    // A thread that gets its memory, or has a job of it in hand, calls arrive() later.
+    if (!upload.waits_for_help && (!upload.submitted || !readers_->cancel(upload))) return;
+    if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
+    uploads_.erase(upload.place);
+    upload.finished = true;
+    leave(upload);
+    trash.groups.push_back(std::move(upload.group));
+}
+
+/// Releases the memory of a cancelled upload. No job of it is in progress.
+void Cache::leave(Upload& upload) noexcept {
+    Fences fences = upload.filling.end().fences;
+    if (Holding* const block = std::exchange(upload.block, nullptr)) {
+        --block->writers;
+        block->fences.splice(block->fences.end(), fences);
+        if (block->groups.empty() && block->writers == 0) upload.leaving = ledger_.remove(*block);
+    }
+    upload.leaving.fences.splice(upload.leaving.fences.end(), fences);
+    if (upload.leaving) heap_.keep(std::move(upload.leaving));
+    changed_.notify_all();
+}
+
+/// Evicts all groups of a holding, which are reserved, and keeps its memory for others.
+void Cache::evict(Holding& holding, Trash& trash) noexcept {
+    vacate(holding, trash);
+    if (Space space = ledger_.remove(holding)) heap_.keep(std::move(space));
+}
+
+/// Evicts all groups of a holding, which are reserved.
+void Cache::vacate(Holding& holding, Trash& trash) noexcept {
+    for (Group* const group : holding.groups) {
+        ++group->view->evictions;
+        group->word.change(State::reserved, State::absent);
+        group->memory.reset();
+        holding.take_fences(*group);
+        group->holding = nullptr;
+        let_go(*group, trash);
+    }
+    holding.groups.clear();
+}
+
+/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing
+/// if other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when
+/// the plan needs it.
+Space Cache::evict(Group& group, Trash& trash) noexcept {
+    if (!group.word.try_reserve()) return {};
+    group.word.change(State::reserved, State::absent);
+    ++group.view->evictions;
+    let_go(group, trash);
+    Holding& holding = *group.holding;
+    const bool is_slot = holding.slot != no_slot;
+    return Ledger::take_out(group) != nullptr || is_slot ? ledger_.remove(holding) : Space{};
+}
+
+/// Stops holding the bundles of a group of which nobody else has a handle.
+void Cache::let_go(const Group& group, Trash& trash) noexcept {
+    View& view = *group.view;
+    const auto kept = view.kept.find(&group);
+    if (kept == view.kept.end() || view.sleeping) return;  // wake() brings it back
+    trash.bundles.splice(trash.bundles.end(), kept->second);
+    view.kept.erase(kept);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

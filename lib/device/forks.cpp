@@ -1,0 +1,20 @@
+// Counts the forks of this process.
+#include "device/forks.hpp"
+
+#include <pthread.h>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+std::atomic<unsigned> forks = 0;
+
+}  // namespace
+
+unsigned count_forks() noexcept {
+    // Without memory for the handler, forks are not noticed.
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    static_cast<void>(registered);
+    return forks.load(std::memory_order_relaxed);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

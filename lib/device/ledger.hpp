@@ -1,0 +1,169 @@
+// The ledger of a device: which groups have device memory, what they take of whose budget, which can lose it, and the
+// memory that is kept for the next ones. It has no threads, allocates nothing on a device and reads nothing. The cache
+// calls it under its lock.
+#pragma once
+
+#include "device/fences.hpp"
+#include "device/group.hpp"
+
+#include <safemap/device.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+struct Account;
+
+/// A piece of device memory that is in use: by one group, by small groups that share it, or by the groups of a slot in
+/// turn.
+struct Holding {
+    Account* account = nullptr;
+    std::uint64_t size = 0;  // bytes, counted against the budget
+    bool shared = false;
+    std::uint32_t slot = no_slot;               // the number of the slot
+    std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
+    std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
+    Fences fences = {};                         // work in progress that groups left in the memory
+    std::vector<Group*> groups = {};
+    std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
+    std::size_t at = 0;       // position in the list of holdings
+
+    /// Takes the fences of a group that is not resident any more.
+    void take_fences(Group& group) noexcept;
+    /// Returns true if a block has room for a group of `bytes`.
+    bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
+};
+
+/// What one uploader has of the device.
+struct Account {
+    /// `most`: the largest number of bytes that it may claim.
+    explicit Account(std::uint64_t most) noexcept;
+
+    // Small groups.
+    /// Returns true if groups of this size share blocks.
+    bool shares(std::uint64_t size) const noexcept { return size > 0 && size <= small; }
+    /// Returns the bytes that have to be claimed for absent groups, all together. `into` has for each of them the slot
+    /// that it is put into, or `no_slot`. Puts small groups into the open block only if `uses_open`.
+    std::uint64_t claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> into, bool uses_open) const;
+    /// Returns the block that small groups are put into, if it has `size` bytes left; otherwise null.
+    Holding* open_block(std::uint64_t size) const noexcept;
+    /// Returns the size of the next block, for a group of `size` bytes, if all blocks so far have `in_blocks`.
+    std::uint64_t next_block(std::uint64_t size, std::uint64_t in_blocks) const noexcept;
+
+    // Slots of a plan: memory that some groups have in turn, always at the same address.
+    /// Makes slots of these sizes, in bytes. Slots of before become ordinary holdings.
+    void set_slots(const std::vector<std::uint64_t>& bytes);
+    /// Returns the holding of a slot, or null while it has no memory.
+    Holding* slot(std::uint32_t number) const noexcept { return slots[number].holding; }
+
+    const std::uint64_t cap;            // bytes
+    const std::uint64_t small;          // bytes of the largest group that shares a block
+    const std::uint64_t most_in_block;  // bytes of the largest block
+    std::uint64_t claimed = 0;          // bytes of its holdings
+    std::uint64_t allocated = 0;        // bytes of its holdings that have memory
+    std::uint64_t peak = 0;             // maximum of `allocated`
+    std::uint64_t in_blocks = 0;        // bytes of its blocks
+    Holding* open = nullptr;            // the block that small groups are put into
+    struct Slot {
+        std::uint64_t bytes = 0;
+        Holding* holding = nullptr;
+    };
+    std::vector<Slot> slots = {};
+};
+
+/// The holdings of a device. What they claim, whether or not it is allocated yet, never exceeds the budget, nor do those
+/// of an account exceed its cap.
+class Ledger {
+public:
+    explicit Ledger(std::uint64_t budget) noexcept : budget_(budget) {}
+
+    std::uint64_t budget() const noexcept { return budget_; }
+    std::uint64_t claimed() const noexcept { return claimed_; }
+
+    // Room.
+    /// Bytes that have to go before an account can claim more.
+    struct Missing {
+        std::uint64_t own = 0;  ///< of its own holdings
+        std::uint64_t all = 0;  ///< of all holdings, those included
+
+        explicit operator bool() const noexcept { return own > 0 || all > 0; }
+        /// Subtracts bytes that go.
+        void subtract(std::uint64_t bytes, bool is_own) noexcept;
+    };
+    Missing missing(const Account& account, std::uint64_t bytes) const noexcept;
+    /// How much may go to make room.
+    struct Reach {
+        std::uint64_t since = UINT64_MAX;           ///< nothing that was used or announced later
+        bool demanded = true;                       ///< also of others, slots, and what a plan or a prefetch keeps
+        std::span<const std::uint32_t> slots = {};  ///< but not these slots of the account
+        bool open_blocks = false;                   ///< also blocks that small groups are put into
+    };
+    /// Makes room for an account: reserves all groups of as many holdings as have to go, and subtracts them from
+    /// `missing`. Small groups that share a block go after others, then what a prefetch announced and nobody has leased
+    /// since, and what a plan keeps goes last. Among equals, the group that was made last goes first.
+    void reserve(const Account& account, Missing& missing, Reach reach, std::vector<Holding*>& victims) const;
+    /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
+    static bool try_reserve(Holding& holding) noexcept;
+    /// Makes the groups of reserved holdings resident again.
+    static void restore(std::span<Holding* const> victims) noexcept;
+    /// Returns the bytes of holdings with a leased group: of an account, or of all others.
+    std::uint64_t leased(const Account& account, bool others = false) const noexcept;
+    /// Returns the bytes of all resident groups of an account.
+    std::uint64_t resident(const Account& account) const noexcept;
+
+    // Holdings.
+    /// Adds a holding of `size` bytes, which must fit.
+    Holding& add(Account& account, std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
+    /// Sets the memory of a holding.
+    static void provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
+    /// Puts a group into a holding. For a block, `given` grows.
+    static void put(Group& group, Holding& holding);
+    /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.
+    static Holding* take_out(Group& group) noexcept;
+    /// Removes a holding without groups, and returns its memory.
+    Space remove(Holding& holding) noexcept;
+    std::span<const std::unique_ptr<Holding>> holdings() const noexcept { return holdings_; }
+
+private:
+    std::uint64_t budget_;
+    std::uint64_t claimed_ = 0;
+    std::vector<std::unique_ptr<Holding>> holdings_;
+};
+
+/// Device memory that exists: in holdings, or kept for the next ones. Its total never exceeds the budget.
+class Heap {
+public:
+    explicit Heap(std::uint64_t budget) noexcept : budget_(budget) {}
+
+    std::uint64_t total() const noexcept { return total_; }
+    std::uint64_t peak() const noexcept { return peak_; }
+
+    /// Takes kept memory of exactly `size` bytes, if possible without fences in progress. Anything larger could take
+    /// the room of what else fits. Returns nothing without such memory.
+    Space take(std::uint64_t size) noexcept;
+    /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
+    void keep(Space space) noexcept;
+    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
+    /// largest. Returns nothing if nothing is kept. It counts until gone() is called.
+    Space take_to_free(std::uint64_t size) noexcept;
+
+    /// Returns true if `size` new bytes fit.
+    bool fits(std::uint64_t size) const noexcept { return size <= budget_ - total_; }
+    /// Counts memory that is about to be allocated, and must fit.
+    void coming(std::uint64_t size) noexcept;
+    /// Counts memory that has been freed.
+    void gone(std::uint64_t size) noexcept;
+
+private:
+    std::uint64_t budget_;
+    std::uint64_t total_ = 0;
+    std::uint64_t peak_ = 0;
+    std::multimap<std::uint64_t, Space> kept_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device
