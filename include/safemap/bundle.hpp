@@ -45,10 +45,12 @@ public:
     /// or to 64 bytes if the tensor is smaller than 256 bytes and came alone.
     std::uint64_t offset() const noexcept;
     /// Returns the value as this process can write to it; empty if the host cannot, and for a tensor without elements.
+    /// Empty, too, when the lease has ended and the tensor is not there any more.
     std::span<std::byte> host_bytes() const noexcept;
 
 private:
     friend class device::Cache;
+    friend std::string digest(Device& device, const DeviceTensor& tensor);
     DeviceTensor(const LazyTensor& tensor, const device::Group& group, std::uint64_t place) noexcept
         : tensor_(&tensor), group_(&group), place_(place) {}
 

@@ -67,6 +67,10 @@ struct Extras {
 ///     safemap::TensorView first = model.tensor(0).load();
 class SAFEMAP_API Checkpoint {
 public:
+    /// Copies stand for the same files, and cost as much as a shared_ptr. There is no move, which would leave nothing.
+    Checkpoint(const Checkpoint&) = default;
+    Checkpoint& operator=(const Checkpoint&) = default;
+
     /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). The content decides the format,
     /// with two exceptions: a name that ends in ".safetensors" is always read as safetensors, and a name that ends in
     /// ".index.json" as an index. In a folder, the order of preference is:

@@ -51,8 +51,11 @@ struct DeviceBudgetStats {
 ///     safemap::Uploader draft(memory, checkpoint, {.device_budget = 1_GiB});
 class SAFEMAP_API DeviceBudget {
 public:
-    /// Allocates nothing. Throws invalid_argument if `staging_bytes` is from 1 to 4,095.
+    /// Allocates nothing. Throws invalid_argument if `staging_bytes` is from 1 to 4,095, or there is no device.
     explicit DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options = {});
+    /// There is no move: what a budget was moved from would be none.
+    DeviceBudget(const DeviceBudget&) = default;
+    DeviceBudget& operator=(const DeviceBudget&) = default;
 
     const std::shared_ptr<Device>& device() const noexcept;
     /// Returns the budget in bytes.

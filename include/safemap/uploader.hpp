@@ -122,7 +122,7 @@ public:
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
     /// and whatever acquire() throws.
     Lease acquire(std::string_view name, NativeStream stream = {});
-    Lease acquire(const char* name, NativeStream stream = {}) { return acquire(std::string_view(name), stream); }
+    Lease acquire(const char* name, NativeStream stream = {});
     /// Acquires bundle(selection). If tensors of the selection belong to other bundles, leases all of those bundles.
     /// Throws as bundle() and acquire() do.
     Lease acquire(const Selection& selection, NativeStream stream = {});
@@ -190,8 +190,9 @@ private:
 };
 
 /// Returns the XXH3-128 digest (32 hex digits, canonical byte order) of a tensor on a device, which is read back in
-/// blocks. The digest is that of the little-endian row-major bytes, so equal values have equal digests on every device
-/// and in every format.
+/// blocks. Waits for the copies that bring it: those of a lease for a stream may be on their way. The lease must live.
+/// The digest is that of the little-endian row-major bytes, so equal values have equal digests on every device and in
+/// every format.
 SAFEMAP_API std::string digest(Device& device, const DeviceTensor& tensor);
 
 }  // namespace safemap::SAFEMAP_ABI

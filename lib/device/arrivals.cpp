@@ -11,6 +11,13 @@
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// Returns the priority at which readers prepare uploads of a priority. Their jobs have one more, so that what has its
+/// memory is read before more memory is got.
+std::int64_t before_jobs(int priority) noexcept { return std::int64_t{2} * priority; }
+
+}  // namespace
 
 // Room.
 
@@ -228,7 +235,7 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
     upload->submitted = true;
     changed_.notify_all();
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
-    const int priority = upload->priority;
+    const std::int64_t priority = before_jobs(upload->priority) + 1;
     lock.unlock();
     if (upload->jobs() == 0) return upload->finish();
     // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
@@ -241,8 +248,42 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
     }
 }
 
-void Cache::prepare(const Uploads& begun) noexcept {
-    for (const auto& upload : begun) prepare(upload, false);
+/// Leaves it to readers to get the memory of uploads: that may wait for the device. Until then, who waits for one of
+/// them can begin.
+void Cache::let_readers_prepare(const Uploads& begun) noexcept {
+    for (const auto& upload : begun) {
+        bool is_cancelled = false;
+        {
+            const std::lock_guard lock(mutex_);
+            is_cancelled = upload->cancelled;
+            upload->waits_for_help = !is_cancelled;
+            changed_.notify_all();
+        }
+        if (is_cancelled) prepare(upload, false);  // no more than its end
+        else submit(upload);
+    }
+}
+
+/// Queues the preparation of an upload. Without memory for that, it waits for help.
+void Cache::submit(const std::shared_ptr<Upload>& upload) noexcept {
+    try {
+        const auto preparation = std::make_shared<Preparation>(upload);
+        const std::lock_guard lock(mutex_);
+        upload->preparation = preparation;
+        const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
+        readers_->submit(preparation, lane, before_jobs(upload->priority));
+    } catch (const std::exception&) {
+    }
+}
+
+void Cache::prepare_if_waiting(const std::shared_ptr<Upload>& upload) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!upload->waits_for_help || upload->finished) return;
+        upload->waits_for_help = false;
+        upload->providing = true;
+    }
+    prepare(upload, false);
 }
 
 /// Drops the jobs of an upload that have not begun, because no reader will do them.
@@ -370,8 +411,11 @@ void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request)
     const bool was_demanded = upload->demanded.exchange(true);
     if (!was_demanded) changed_.notify_all();  // it may be waiting for its turn to allocate
     const int before = std::exchange(upload->priority, std::max(upload->priority, request.priority));
-    if (!upload->submitted || (was_demanded && before == upload->priority)) return;
-    readers_->submit(upload, Readers::Lane::demand, upload->priority);
+    if (was_demanded && before == upload->priority) return;
+    const std::int64_t priority = before_jobs(upload->priority);
+    if (upload->submitted) readers_->submit(upload, Readers::Lane::demand, priority + 1);
+    else if (const auto preparation = upload->preparation.lock())
+        readers_->submit(preparation, Readers::Lane::demand, priority);
 }
 
 /// Makes a group resident whose upload is finished, or absent if it failed or was cancelled.
@@ -407,23 +451,26 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
         if (auto left = ledger_.remove(*empty)) heap_.keep(std::move(left));
 }
 
-/// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it; or for a cancelled one that
-/// still writes to its block. Returns false without such a prefetch. Releases the lock meanwhile.
-bool Cache::await_small(Lock& lock, const Request& request, Worker& worker) {
-    const auto is_writer = [](const Upload* upload) { return upload->block != nullptr; };
-    if (std::ranges::any_of(uploads_, is_writer)) {
-        require_wanted(request);
-        wait_for_change(lock, request);
-        return true;
-    }
+/// Returns true if there is a prefetch into a shared block, which cannot be cancelled, or a cancelled one that still
+/// writes to its block.
+bool Cache::is_small_on_its_way() const noexcept {
+    return std::ranges::any_of(
+        uploads_, [](const Upload* upload) { return upload->block != nullptr || is_idle(*upload, true); });
+}
+
+/// Waits for it, and helps. Releases the lock meanwhile.
+void Cache::await_small(Lock& lock, const Request& request, Worker& worker) {
     const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
-    if (found == uploads_.end()) return false;
+    if (found == uploads_.end() ||
+        std::ranges::any_of(uploads_, [](const Upload* upload) { return upload->block != nullptr; })) {
+        require_wanted(request);
+        return wait_for_change(lock, request);
+    }
     const auto upload = (*found)->group->upload;
     hurry(upload, {});
     lock.unlock();
     wait_for({upload}, worker, request);
     lock.lock();
-    return true;
 }
 
 /// Makes an arriving group absent. Its memory leaves when the jobs in progress are done.
@@ -502,6 +549,7 @@ Space Cache::evict(Group& group, Trash& trash) noexcept {
 /// Stops holding the bundles of a group of which nobody else has a handle.
 void Cache::let_go(const Group& group, Trash& trash) noexcept {
     View& view = *group.view;
+    view.follows = view.plan != nullptr;
     const auto kept = view.kept.find(&group);
     if (kept == view.kept.end() || view.sleeping) return;  // wake() brings it back
     trash.bundles.splice(trash.bundles.end(), kept->second);

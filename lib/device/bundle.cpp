@@ -20,7 +20,7 @@ const std::shared_ptr<DeviceMemory>& DeviceTensor::memory() const noexcept { ret
 std::uint64_t DeviceTensor::offset() const noexcept { return group_->offset + place_; }
 
 std::span<std::byte> DeviceTensor::host_bytes() const noexcept {
-    const auto all = memory()->host_bytes();
+    const auto all = memory() ? memory()->host_bytes() : std::span<std::byte>();
     return all.empty() ? all : all.subspan(offset(), nbytes());
 }
 

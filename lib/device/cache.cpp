@@ -68,6 +68,7 @@ Cache::Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
 
 std::shared_ptr<Cache> Cache::make(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
                                    std::shared_ptr<Readers> readers) {
+    if (!device) throw Error(Errc::invalid_argument, "there is no device");
     const auto end = [](const Cache* cache) {
         if (!cache->is_forked()) delete cache;
     };
@@ -174,7 +175,7 @@ void Cache::prefetch(View& view, std::span<const std::shared_ptr<const BundleDat
     } catch (...) {
         fault = std::current_exception();
     }
-    prepare(begun);
+    let_readers_prepare(begun);
     if (fault) std::rethrow_exception(fault);
 }
 
@@ -246,7 +247,7 @@ void Cache::wake(View& view) {
             fault = std::current_exception();
         }
     }
-    prepare(begun);
+    let_readers_prepare(begun);
     if (fault) std::rethrow_exception(fault);
 }
 

@@ -44,6 +44,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -73,7 +74,7 @@ struct View {
     std::unordered_map<const Group*, Bundles> kept = {};
     std::unique_ptr<Plan> plan = {};         // null: none
     Groups asleep = {};                      // groups that wake() brings back
-    std::atomic<bool> follows = false;       // a plan wants to be told of each lease
+    std::atomic<bool> follows = false;  // a plan wants to be told of each lease; not while all of it is there
     std::atomic<bool> stopped = false;       // its leases free what they end
     std::atomic<std::int64_t> stalled = 0;   // nanoseconds
     std::uint64_t uploaded_bytes = 0;
@@ -128,14 +129,16 @@ public:
     /// Leases a bundle that is leased until its view stops.
     void lease_until_stop(const BundleData& bundle) noexcept;
 
-    /// Leases all groups, and begins to upload those that are absent. Returns the uploads to wait for. Throws as
-    /// lease(); then nothing is leased.
-    Uploads request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
+    /// Leases all groups, and begins to upload those that are absent, without waiting. Returns the uploads to wait for,
+    /// or nothing if something is in the way that leaves soon; then nothing is leased. Throws as lease().
+    std::optional<Uploads> try_request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
     /// Waits for these uploads. Throws as lease(); then nothing is leased.
     void end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request, const Uploads& uploads);
     /// Ends the leases instead, and the uploads that nobody else wants.
     void cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept;
     bool are_over(const Uploads& uploads) const noexcept;
+    /// If there are no reader threads, does a piece of the work of a bundle that is on its way: at most one job.
+    void help_without_readers(const BundleData& bundle);
 
     /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
     /// the caller, who is blocked until they are done. Throws device_failed.
@@ -160,6 +163,7 @@ public:
 
 private:
     friend class Group;
+    friend class Preparation;
     friend class Upload;
     friend struct View;
     Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options, std::shared_ptr<Readers> readers);
@@ -199,12 +203,12 @@ private:
     void close(View& view) noexcept;
 
     // Leases.
-    Uploads begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps);
+    std::optional<Uploads> begin_lease(const BundleData& bundle, const Request& request, Worker* worker);
     void end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request,
                   const Uploads& uploads, Worker& worker);
     void abandon(const Uploads& uploads) noexcept;
-    Groups join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker, Uploads& uploads,
-                         Trash& trash);
+    std::optional<Groups> join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
+                                        Uploads& uploads, Trash& trash);
     void wait_for_change(Lock& lock, const Request& request);
     void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
     static void keep(const std::shared_ptr<const BundleData>& bundle);
@@ -230,7 +234,8 @@ private:
     static bool is_idle(const Upload& upload, bool shared) noexcept;
     Ledger::Missing cancellable(const View& view) const noexcept;
     void cancel_latest(const View& view, Ledger::Missing needed, Trash& trash) noexcept;
-    bool await_small(Lock& lock, const Request& request, Worker& worker);
+    bool is_small_on_its_way() const noexcept;
+    void await_small(Lock& lock, const Request& request, Worker& worker);
     void evict(Holding& holding, Trash& trash) noexcept;
     Space evict(Group& group, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
@@ -238,7 +243,9 @@ private:
 
     // Arrivals: memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request = {}) noexcept;
-    void prepare(const Uploads& begun) noexcept;
+    void prepare_if_waiting(const std::shared_ptr<Upload>& upload) noexcept;
+    void submit(const std::shared_ptr<Upload>& upload) noexcept;
+    void let_readers_prepare(const Uploads& begun) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     bool provide(Upload& upload, const Request& request, Space& space);
     bool get_memory(Lock& lock, Upload& upload, const Request& request);

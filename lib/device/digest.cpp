@@ -1,6 +1,7 @@
 // Computes the digest of a tensor that is on a device.
 
 #include "base/checksum.hpp"
+#include "device/group.hpp"
 
 #include <safemap/uploader.hpp>
 
@@ -10,6 +11,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 std::string digest(Device& device, const DeviceTensor& tensor) {
+    for (const device::Fence& fence : tensor.group_->ready) fence.event->wait();
     constexpr std::uint64_t block = 8_MiB;
     std::vector<std::byte> buffer(std::min(block, tensor.nbytes()));
     Xxh3 hash;

@@ -179,7 +179,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
         if (task->jobs() > 0) {
             auto worker = readers_->borrow_worker();
             // Before prefetches. Not as a demand, because its copies may have to wait for work of the caller.
-            readers_->submit(task, Readers::Lane::bulk, std::numeric_limits<int>::max());
+            readers_->submit(task, Readers::Lane::bulk, std::numeric_limits<std::int64_t>::max());
             while (readers_->help(*task, *worker)) {
             }
             task->wait();

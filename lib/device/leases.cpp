@@ -86,21 +86,18 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it,
     start();
     const Stopwatch stopwatch(bundle->view->stalled);
     auto worker = readers_->borrow_worker();
-    const Uploads uploads = begin_lease(*bundle, request, *worker, !is_limited(request));
-    end_wait(bundle, keep_it, request, uploads, *worker);
+    const std::optional<Uploads> uploads = begin_lease(*bundle, request, worker.get());
+    end_wait(bundle, keep_it, request, *uploads, *worker);
     readers_->give_back(std::move(worker));
 }
 
-Uploads Cache::request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
+std::optional<Uploads> Cache::try_request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
     if (try_lease(*bundle)) {
         if (bundle->view->follows) reached(*bundle);
-        return {};
+        return Uploads();
     }
     start();
-    auto worker = readers_->borrow_worker();
-    Uploads uploads = begin_lease(*bundle, request, *worker, false);
-    readers_->give_back(std::move(worker));
-    return uploads;
+    return begin_lease(*bundle, request, nullptr);
 }
 
 void Cache::end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request,
@@ -128,9 +125,29 @@ bool Cache::are_over(const Uploads& uploads) const noexcept {
     return std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
 }
 
+void Cache::help_without_readers(const BundleData& bundle) {
+    if (started_.load(std::memory_order_relaxed) != count_forks() || readers_->have_threads()) return;
+    std::shared_ptr<Upload> upload;
+    bool prepares = false;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& group : bundle.groups)
+            if (!upload && group->word.state() == State::arriving) upload = group->upload;
+        if (!upload) return;
+        prepares = std::exchange(upload->waits_for_help, false);
+        if (prepares) upload->providing = true;
+    }
+    // Only what needs no wait.
+    if (prepares) return prepare(upload, false, {.deadline = std::chrono::steady_clock::now()});
+    auto worker = readers_->borrow_worker();
+    readers_->help(*upload, *worker);
+    readers_->give_back(std::move(worker));
+}
+
 /// Leases all groups, and begins the uploads of those that are absent. Returns all uploads that the lease waits for.
-/// Throws budget_exceeded, the fault of a prefetch, and errors of the request; then nothing is leased.
-Uploads Cache::begin_lease(const BundleData& bundle, const Request& request, Worker& worker, bool helps) {
+/// Throws budget_exceeded, the fault of a prefetch, and errors of the request; then nothing is leased. Without a worker,
+/// never waits, and leaves it to readers to get memory; returns nothing, and leases nothing, if it had to wait.
+std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Request& request, Worker* worker) {
     Trash trash;
     Leases leases(bundle);
     Uploads uploads;
@@ -140,17 +157,19 @@ Uploads Cache::begin_lease(const BundleData& bundle, const Request& request, Wor
     View& view = *bundle.view;
     const std::uint64_t time = time_ += 2;
     leases.take(time);
-    Groups absent;
     Uploads begun;
-    do {
+    for (;;) {
         require_wanted(request);
-        absent = join_arriving(lock, bundle, request, worker, uploads, trash);
-        uploads.reserve(uploads.size() + absent.size());
-        begun = begin(view, absent, {.since = now()}, true, trash);
-    } while (begun.size() < absent.size() && await_small(lock, request, worker));
-    if (begun.size() < absent.size()) {
-        leases.end_under_lock();
-        refuse(bundle);
+        const std::optional<Groups> absent = join_arriving(lock, bundle, request, worker, uploads, trash);
+        if (absent) {
+            uploads.reserve(uploads.size() + absent->size());
+            begun = begin(view, *absent, {.since = now()}, true, trash);
+            if (begun.size() == absent->size()) break;
+        }
+        if (worker == nullptr || !is_small_on_its_way()) leases.end_under_lock();
+        if (absent && !is_small_on_its_way()) refuse(bundle);
+        if (worker == nullptr) return std::nullopt;
+        await_small(lock, request, *worker);
     }
     for (const auto& upload : begun) upload->priority = request.priority;
     Uploads ahead;  // uploads that the plan needs next
@@ -159,11 +178,11 @@ Uploads Cache::begin_lease(const BundleData& bundle, const Request& request, Wor
     lock.unlock();
 
     trash.clear();
-    for (const auto& upload : begun) {
-        prepare(upload, helps, request);
-        uploads.push_back(upload);
-    }
-    prepare(ahead);
+    if (worker == nullptr) let_readers_prepare(begun);
+    else
+        for (const auto& upload : begun) prepare(upload, !is_limited(request), request);
+    uploads.insert(uploads.end(), begun.begin(), begun.end());
+    let_readers_prepare(ahead);
     leases.pass_on();
     return uploads;
 }
@@ -205,10 +224,10 @@ void Cache::abandon(const Uploads& uploads) noexcept {
 }
 
 /// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an
-/// absent group needs a slot into which another one is on its way, waits until that has arrived. Throws the fault of a
-/// prefetch.
-Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker& worker,
-                                   Uploads& uploads, Trash& trash) {
+/// absent group needs a slot into which another one is on its way, waits until that has arrived; without a worker,
+/// returns nothing. Throws the fault of a prefetch.
+std::optional<Groups> Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
+                                           Uploads& uploads, Trash& trash) {
     for (;;) {
         Groups absent;
         uploads.clear();
@@ -227,8 +246,9 @@ Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request&
         const auto busy = in_the_way(absent);
         if (!busy) return absent;
         hurry(busy, request);
+        if (worker == nullptr) return std::nullopt;
         lock.unlock();
-        wait_for({busy}, worker, request);  // helps: there may be no other reader
+        wait_for({busy}, *worker, request);  // helps: there may be no other reader
         lock.lock();
     }
 }

@@ -33,7 +33,7 @@ void Cache::follow(View& view, std::vector<std::shared_ptr<const BundleData>> or
         adopt(view, chosen, trash);
         advance(view, begun, trash);
     }
-    prepare(begun);
+    let_readers_prepare(begun);
 }
 
 /// Makes the slots of a plan that ends ordinary holdings.
@@ -96,7 +96,7 @@ void Cache::reached(const BundleData& bundle) {
         pass(bundle);
         advance(*bundle.view, begun, trash);
     }
-    prepare(begun);
+    let_readers_prepare(begun);
 }
 
 /// Moves the place in the plan to this bundle, which is leased.
@@ -131,6 +131,8 @@ void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
             if (uploads.empty()) return;
             begun.insert(begun.end(), uploads.begin(), uploads.end());
         }
+        // All of a plan that fits is there, or comes. Nothing is left to do until a group of it goes.
+        if (plan->cyclic() && view.account.slots.empty()) view.follows = false;
     } catch (const std::bad_alloc&) {
         // Nothing is uploaded ahead; who needs it will upload it.
     }
@@ -167,6 +169,6 @@ void Cache::go_on(View& view) noexcept {
         const std::lock_guard lock(mutex_);
         advance(view, begun, trash);
     }
-    prepare(begun);
+    let_readers_prepare(begun);
 }
 }  // namespace safemap::SAFEMAP_ABI::device

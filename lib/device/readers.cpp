@@ -46,7 +46,7 @@ void Readers::expect(unsigned count) {
     shared_->expected = std::max(shared_->expected, count);
 }
 
-void Readers::submit(const std::shared_ptr<Task>& task, Lane lane, int priority) {
+void Readers::submit(const std::shared_ptr<Task>& task, Lane lane, std::int64_t priority) {
     {
         const std::lock_guard lock(shared_->mutex);
         auto& queue = lane == Lane::demand ? shared_->demand : shared_->bulk;

@@ -61,7 +61,7 @@ public:
     void expect(unsigned count);
     /// Queues a task behind those of the lane with the same or a higher priority. A task may be queued in both lanes,
     /// or again with another priority, and is done once.
-    void submit(const std::shared_ptr<Task>& task, Lane lane, int priority = 0);
+    void submit(const std::shared_ptr<Task>& task, Lane lane, std::int64_t priority = 0);
     /// Returns true if there are threads. Without them, callers have to help.
     bool have_threads() const;
     /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
@@ -86,7 +86,7 @@ private:
     struct Shared {
         struct Entry {
             std::shared_ptr<Task> task;
-            int priority;
+            std::int64_t priority;
         };
         using Queue = std::deque<Entry>;
 

@@ -36,6 +36,11 @@ bool Upload::run(std::size_t job, Worker& worker) noexcept {
     return false;
 }
 
+bool Preparation::run(std::size_t, Worker&) noexcept {
+    upload_->cache().prepare_if_waiting(upload_);
+    return true;
+}
+
 void Upload::finish() noexcept {
     std::exception_ptr failed;
     const auto attempt = [&](auto&& work) {

@@ -12,6 +12,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
 
@@ -43,6 +44,7 @@ public:
 
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
+    Cache& cache() const noexcept { return cache_; }
 
 private:
     Cache& cache_;
@@ -54,7 +56,8 @@ public:
     std::atomic<bool> submitted = false;  // memory is set, and jobs may run
     std::atomic<bool> demanded = false;   // somebody waits for it
     int priority = 0;                     // the highest of those who wait for it
-    bool waits_for_help = false;          // who was getting its memory gave up at a deadline
+    bool waits_for_help = false;          // nobody is getting its memory, or will unless a reader or a caller does
+    std::weak_ptr<Task> preparation = {};  // the task of a reader that gets its memory
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;
     bool providing = false;  // a thread is getting its memory, or has got it
@@ -62,6 +65,18 @@ public:
     Space leaving = {};        // memory of a cancelled upload, which is free when no job uses it any more
     Holding* block = nullptr;  // cancelled upload of a small group: the block that its jobs may still write to
     std::list<Upload*>::iterator place = {};  // in the cache's list
+};
+
+/// The task that gets the memory of an upload, unless somebody who waits for it has begun to.
+class Preparation final : public Task {
+public:
+    explicit Preparation(std::shared_ptr<Upload> upload) : Task(1), upload_(std::move(upload)) {}
+
+    bool run(std::size_t job, Worker& worker) noexcept override;
+    void finish() noexcept override {}
+
+private:
+    const std::shared_ptr<Upload> upload_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

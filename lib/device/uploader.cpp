@@ -89,7 +89,10 @@ Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request
 std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream stream) {
     const auto& data = own(bundle);
     const NativeStream orderable = impl_->cache.orderable(stream);
-    if (!Cache::try_lease(*data)) return std::nullopt;
+    if (!Cache::try_lease(*data)) {
+        impl_->cache.help_without_readers(*data);
+        return std::nullopt;
+    }
     Lease lease = Lease::ordered(data, stream, orderable, {});
     if (impl_->view->follows) impl_->cache.reached(*data);
     return lease;
@@ -114,7 +117,7 @@ Ticket Uploader::request(const Bundle& bundle, const Request& request) {
     auto data = std::make_unique<Ticket::Data>();
     data->bundle = own(bundle);
     data->request = request;
-    data->uploads = impl_->cache.request(data->bundle, request);
+    data->try_begin();
     return Ticket(std::move(data));
 }
 
@@ -133,6 +136,11 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
     const std::lock_guard lock(impl_->mutex);
     impl_->named[std::string(name)] = lease.data_;
     return lease;
+}
+
+Lease Uploader::acquire(const char* name, NativeStream stream) {
+    if (name == nullptr) throw Error(Errc::invalid_argument, "there is no name");
+    return acquire(std::string_view(name), stream);
 }
 
 Lease Uploader::acquire(const Selection& selection, NativeStream stream) {

@@ -75,6 +75,12 @@ void DeviceHealth::note_failure(int result, const char* call) noexcept {
     failed_.store(true, std::memory_order_release);
 }
 
+void DeviceHealth::throw_refused(int result, const char* call) const {
+    throw Error(Errc::invalid_argument,
+                "the device " + safemap::quoted(name_) + " refused a call: " + call + ": " + words_of(result))
+        .with_hint("memory that was borrowed has to be memory of this device, of the size that was said");
+}
+
 std::optional<unsigned> parse_ordinal(std::string_view text) {
     unsigned number = 0;
     if (text.empty()) return number;

@@ -48,6 +48,8 @@ public:
 protected:
     /// Notes that the device failed with an error of the driver. Only the first failure is kept. `call` is a literal.
     void note_failure(int result, const char* call) noexcept;
+    /// Throws invalid_argument: the driver refused one call, and the device goes on.
+    [[noreturn]] void throw_refused(int result, const char* call) const;
     /// Returns the words of the driver for one of its errors.
     virtual std::string words_of(int result) const = 0;
 

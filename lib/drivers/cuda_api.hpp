@@ -36,6 +36,14 @@ enum class CuResult : int {
     unknown = 999,
 };
 
+/// Returns true for an error that is about the arguments of one call: what was done before, and what follows, is not
+/// affected. All others end the device. cuda.h (12.4) says of 214, 220, 700, 702, 709, 710, and 714 to 719 that the
+/// process must be terminated, and of the rest nothing that would let it go on.
+constexpr bool is_about_the_call(CuResult result) noexcept {
+    return result == CuResult::invalid_value || result == CuResult::invalid_handle ||
+           result == CuResult::not_permitted || result == CuResult::not_supported;
+}
+
 using CuDevice = int;
 using CuPointer = unsigned long long;  ///< an address on a device
 using CuContext = struct CuContextObject*;

@@ -88,6 +88,7 @@ CudaContext::~CudaContext() {
 
 void CudaContext::check(CuResult result, const char* call) {
     if (result == CuResult::success) return;
+    if (is_about_the_call(result)) throw_refused(static_cast<int>(result), call);
     note_failure(result, call);
     require_working();
 }

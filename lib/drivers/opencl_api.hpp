@@ -29,6 +29,13 @@ enum class ClResult : std::int32_t {
     platform_not_found = -1001,  ///< no implementation of OpenCL is installed
 };
 
+/// Returns true for an error that is about the arguments of one call, which is not enqueued then (OpenCL 3.0, 5.2 to
+/// 5.4). All others end the device.
+constexpr bool is_about_the_call(ClResult result) noexcept {
+    return result == ClResult::invalid_value || result == ClResult::invalid_mem_object ||
+           result == ClResult::invalid_buffer_size;
+}
+
 using ClPlatform = struct ClPlatformObject*;
 using ClDevice = struct ClDeviceObject*;
 using ClContext = struct ClContextObject*;

@@ -51,6 +51,7 @@ template <class Value> Value OpenclContext::ask(ClDeviceInfo info) {
 
 void OpenclContext::check(ClResult result, const char* call) {
     if (result == ClResult::success) return;
+    if (is_about_the_call(result)) throw_refused(static_cast<int>(result), call);
     note_failure(result, call);
     require_working();
 }

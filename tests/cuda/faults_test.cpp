@@ -3,6 +3,8 @@
 #include "check_error.hpp"
 #include "cuda/fixture.hpp"
 #include "cuda/stub_cuda.hpp"
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
 #include "doctest_safemap.hpp"
 
 #include <chrono>
@@ -15,9 +17,14 @@ namespace cuda_faults_test {
 
 using namespace std::chrono_literals;
 using namespace safemap::literals;
+using safemap::Bundle;
 using safemap::Device;
+using safemap::DeviceMemory;
 using safemap::Errc;
+using safemap::FillTarget;
+using safemap::Lease;
 using safemap::NativeStream;
+using safemap::Uploader;
 using safemap::drivers::CuResult;
 
 namespace {
@@ -114,6 +121,42 @@ TEST_CASE("each call of the driver that fails is one error, and no memory is fre
             CHECK(failed > calls.before_destructors);
         }
     }
+}
+
+TEST_CASE("a call that the driver refuses for its arguments fails alone, and the device goes on") {
+    for (const CuResult refusal : {CuResult::invalid_value, CuResult::invalid_handle, CuResult::not_supported}) {
+        StubCuda stub;
+        CudaGround ground(8_KiB);
+        stub.fail_nth("cuMemcpyHtoDAsync_v2", 1, refusal);
+        const auto error = error_of([&] { ground.copy_all(ground.bulk); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::invalid_argument);
+        CHECK(error->message().find("refused a call: cuMemcpyHtoDAsync: CUDA_ERROR_") != std::string::npos);
+        ground.copy_all(ground.bulk);
+        ground.bulk.record()->wait();
+        CHECK(ground.arrived());
+        CHECK(stub.take_findings() == "");
+    }
+}
+
+TEST_CASE("a target of a wrong size, or of the host, fails its fill, and leases go on") {
+    StubCuda stub;
+    CudaGround ground(8_KiB);
+    const Bytes weight("w", 8_KiB);
+    Uploader uploader(ground.device, no_tensors(), {.device_budget = 1_MiB});
+    const Bundle bundle = uploader.bundle(std::vector{weight.tensor});
+    const auto fill_fails = [&](const std::shared_ptr<DeviceMemory>& memory) {
+        const auto error = error_of([&] { uploader.fill(std::vector<FillTarget>{{weight.tensor, memory}}); });
+        CHECK((error && error->code() == Errc::invalid_argument));
+        const Lease lease = uploader.acquire(bundle);
+        CHECK(read_back(*ground.device, lease.tensors()[0]) == value_of(weight.tensor));
+        uploader.evict(bundle);
+    };
+    const auto small = ground.device->allocate(4_KiB);
+    fill_fails(ground.device->borrow(small->handle(), 8_KiB));
+    std::vector<std::byte> host(8_KiB);
+    fill_fails(ground.device->borrow(host.data(), host.size()));
+    static_cast<void>(stub.take_findings());  // the stub finds fault with the caller, and so it should
 }
 
 TEST_CASE("an allocation that fails in any call leaves nothing behind") {

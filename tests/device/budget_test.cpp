@@ -321,6 +321,33 @@ TEST_CASE("uploaders of a budget share its staging") {
     CHECK(first.stats().peak_staging_bytes == stats.peak_staging_bytes);
 }
 
+TEST_CASE("memory that a neighbour lends is not filled") {
+    const auto host = Device::open("host");
+    const DeviceBudget budget(host, {.device_bytes = 10'000});
+    Uploader first(budget, no_tensors());
+    Uploader second(budget, no_tensors());
+    const Bytes a("a", 1'000);
+    const Bytes b("b", 1'000);
+    const Lease lease = first.acquire(first.bundle(std::vector{a.tensor}));
+    const std::vector<FillTarget> targets = {{b.tensor, lease.tensors()[0].memory(), lease.tensors()[0].offset()}};
+    CHECK_FAULT(second.fill(targets), Errc::invalid_argument);
+    CHECK(read_back(*host, lease.tensors()[0]) == value_of(a.tensor));
+}
+
+TEST_CASE("without a device or a name there is an error, and what was moved from still works") {
+    CHECK_FAULT(DeviceBudget(nullptr), Errc::invalid_argument);
+    CHECK_FAULT(Uploader(std::shared_ptr<Device>(), no_tensors()), Errc::invalid_argument);
+    DeviceBudget budget(Device::open("host"), {.device_bytes = 1'000});
+    const DeviceBudget taken = std::move(budget);
+    CHECK(budget.device_bytes() == 1'000);
+    Checkpoint model = no_tensors();
+    const Checkpoint other = std::move(model);
+    CHECK(model.size() == other.size());
+    Uploader uploader(budget, model);
+    const char* const nothing = nullptr;
+    CHECK_FAULT(uploader.acquire(nothing), Errc::invalid_argument);
+}
+
 TEST_CASE("a budget says what it is") {
     const auto device = std::make_shared<FakeDevice>();
     CHECK(DeviceBudget(device).device_bytes() == 900'000);  // nine tenths of what is free

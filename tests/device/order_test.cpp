@@ -144,6 +144,16 @@ TEST_CASE("memory is freed only after the work of the stream that used it") {
     }
 }
 
+TEST_CASE("the digest of a tensor waits for the copies that bring it") {
+    Two two;
+    two.fake->pause(true);
+    const Held held = two.cache.acquire(two.a, two.stream.native());
+    std::string digest;
+    CHECK(waits_until([&] { digest = safemap::digest(*two.fake, held[0]); }, [&] { two.fake->pause(false); }));
+    const Held there = two.cache.acquire(two.a);
+    CHECK(digest == safemap::digest(*two.fake, there[0]));
+}
+
 TEST_CASE("a lease that outlives the uploader is freed when its stream has passed") {
     Two two;
     std::optional<Held> held = two.cache.acquire(two.a, two.stream.native());

@@ -64,7 +64,7 @@ TEST_CASE("a ticket holds its memory like a lease, until it is cancelled or dest
     const Bundle first = world.bundle(one);
     const Bundle second = world.bundle(other);
     Ticket ticket = world.uploader->request(first);
-    CHECK_FAULT(world.uploader->request(second), Errc::budget_exceeded);
+    CHECK_FAULT(world.uploader->request(second).wait(), Errc::budget_exceeded);
     CHECK_FAULT(world.uploader->acquire(second), Errc::budget_exceeded);
     ticket.cancel();
     CHECK(ticket.done());
@@ -128,7 +128,7 @@ TEST_CASE("a deadline that passed before is refused, unless the bundle is there"
     const Bundle bundle = world.bundle(bytes);
     const Request late = {.deadline = Clock::now() - std::chrono::seconds(1)};
     CHECK_FAULT(world.uploader->acquire(bundle, {}, late), Errc::deadline_passed);
-    CHECK_FAULT(world.uploader->request(bundle, late), Errc::deadline_passed);
+    CHECK_FAULT(world.uploader->request(bundle, late).wait(), Errc::deadline_passed);
     CHECK(bytes.counted.reads() == 0);
     CHECK_OK(world.uploader->acquire(bundle));
     CHECK_OK(world.uploader->acquire(bundle, {}, late));
@@ -232,7 +232,7 @@ TEST_CASE("what is wanted more urgently is read first") {
     const Bytes high("high", 1'000);
     const auto request = [&](const Bytes& bytes, int priority) {
         const BundlePtr bundle = Cache::bundle(view, {bytes.tensor});
-        return std::pair(bundle, cache->request(bundle, {.priority = priority}));
+        return std::pair(bundle, cache->try_request(bundle, {.priority = priority}).value());
     };
     busy.counted.hold();
     low.counted.hold();

@@ -152,7 +152,10 @@ private:
     void request(Handle handle) {
         try {
             Requested requested{std::move(handle), any_request(), {}};
-            requested.uploads = requested.handle.bundle->view->cache->request(requested.handle.bundle, requested.request);
+            const BundlePtr& bundle = requested.handle.bundle;
+            auto uploads = bundle->view->cache->try_request(bundle, requested.request);
+            if (!uploads) return;  // a small tensor is in the way
+            requested.uploads = *std::move(uploads);
             requests_.push_back(std::move(requested));
         } catch (const Error& error) {
             note(error);

@@ -343,6 +343,16 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     CHECK(uploader.stats().resident_bytes == 1'000);
 }
 
+TEST_CASE("a device tensor is empty when its lease has ended and it was evicted") {
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 1000});
+    Lease lease = uploader.acquire("layers.1.w");
+    const DeviceTensor tensor = lease["layers.1.w"];
+    const Bundle handle = uploader.bundle(Selection::prefix("layers.1."));
+    lease.release();
+    uploader.evict(handle);
+    CHECK(tensor.host_bytes().empty());
+}
+
 TEST_CASE("before the first upload, a process may fork, and its child has the uploader") {
     Uploader weights(Device::open("host"), three(), {.readers = 3});
     const Bundle all = weights.bundle(Selection::prefix("layers."));
