@@ -11,8 +11,8 @@ namespace {
 
 // The time that passes while a whole budget arrives. It is counted in bytes, so that sizes do not matter to it.
 constexpr double units_of_budget = 1 << 20;
-// A use weighs half after this time. Half and twice of it hit about as often.
-constexpr double half_life = 4 * units_of_budget;
+// A use weighs half after this time. Half of it forgets too much while a scan goes on, and twice of it learns late.
+constexpr double half_life = 2 * units_of_budget;
 // The number of extra entries that an arrival looks at.
 constexpr std::size_t extra_looks = 4;
 // The number of refused entries that a search asks for again.
