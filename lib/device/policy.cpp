@@ -107,7 +107,7 @@ template <Use::Links Use::*links> void Policy::List<links>::remove(Use& use) noe
     --size_;
 }
 
-// What comes and goes
+// Arrivals and departures
 
 Policy::Policy(std::uint64_t budget) noexcept
     : budget_(budget),

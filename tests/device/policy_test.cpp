@@ -541,7 +541,7 @@ TEST_CASE("Policy: a search asks for each entry once, and finds nothing if all a
         std::ranges::sort(asked);
         CHECK(std::ranges::adjacent_find(asked) == asked.end());
     }
-    // What is free again is found, wherever it is.
+    // An entry that is free again is found, wherever it is.
     CHECK(policy.victim(1, [&](Use& use) { return &use == &uses[57]; }) == &uses[57]);
 }
 

@@ -91,7 +91,7 @@ private:
     std::vector<std::size_t> order_;
 };
 
-/// What a cache replays: the groups that are used, one after the other.
+/// A trace to replay: the groups that are used, one after the other.
 struct Case {
     std::string name;
     Trace trace;
