@@ -36,14 +36,14 @@ struct DeviceBudgetStats {
 /// Uploader is a limit of its own inside this one. Copies stand for the same budget, and it lives as long as the last
 /// copy, uploader or lease. Thread-safe.
 ///
-/// Memory goes to the uploader that needs it:
-/// - Each uploader may have an equal part of the budget: the budget divided by the number of uploaders that have
-///   bundles. An acquire of an uploader that has less evicts what others have beyond their parts, if no lease holds it.
-/// - Otherwise an acquire evicts tensors of its own uploader, so two models that run in turns do not evict each other.
-/// - If that is not enough, it gets memory of others that no lease holds, and cancels their prefetches that nobody
-///   waits for.
-/// Prefetches and plans take nothing from other uploaders. So acquire() throws budget_exceeded if the leases of all
-/// uploaders leave no room, and not before.
+/// Memory goes to the tensors that are used, whichever uploader has them: one policy, W-TinyLFU, decides over all of them
+/// what goes first. It keeps what is used often and what was used lately, and one pass over everything does not drive
+/// that out. What was prefetched and not acquired yet goes after that, and what a plan keeps goes last. A plan counts
+/// with all that its uploader may have, so give the uploader a `device_budget` if others are to have the rest.
+///
+/// An acquire evicts what no lease holds, and cancels prefetches that nobody waits for. Prefetches and plans take
+/// nothing from other uploaders. So acquire() throws budget_exceeded if the leases of all uploaders leave no room, and
+/// not before.
 ///
 /// Example:
 ///     safemap::DeviceBudget memory(safemap::Device::open("host"), {.device_bytes = 8_GiB});

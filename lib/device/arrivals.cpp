@@ -28,13 +28,16 @@ struct Cache::Room {
     std::vector<Holding*> victims = {};  // holdings that go
     Ledger::Missing cancelled = {};      // bytes of prefetches to cancel
 
-    Room() = default;
+    explicit Room(Ledger& ledger) noexcept : ledger_(ledger) {}
     ~Room() {
-        Ledger::restore(turns);
-        Ledger::restore(victims);
+        ledger_.restore(turns);
+        ledger_.restore(victims);
     }
     Room(const Room&) = delete;
     Room& operator=(const Room&) = delete;
+
+private:
+    Ledger& ledger_;
 };
 
 /// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
@@ -66,7 +69,7 @@ Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool
 bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash) {
     // First, because groups that are reserved must not stay so if there is no memory.
     if (demanded) trash.reserve(uploads_.size());
-    Room room;
+    Room room(ledger_);
     const std::vector<std::uint32_t> slots = take_slots(view.account, groups, room.turns);
     reach.slots = slots;
     for (reach.open_blocks = false;; reach.open_blocks = true) {
@@ -77,17 +80,17 @@ bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reac
     for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
     for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
     cancel_latest(view, room.cancelled, trash);
-    settle(view.account, groups, slots, in_blocks);
+    settle(view.account, groups, slots, in_blocks, demanded);
     return true;
 }
 
 /// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
 bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded,
-                      Room& room) const {
-    Ledger::restore(std::exchange(room.victims, {}));
+                      Room& room) {
+    ledger_.restore(std::exchange(room.victims, {}));
     Ledger::Missing missing = ledger_.missing(view.account, claims);
     if (claims > view.account.cap) return false;
-    ledger_.reserve(view.account, missing, reach, room.victims);
+    ledger_.reserve(view.account, claims, missing, reach, room.victims);
     if (!missing || !demanded) return !missing;
     room.cancelled = missing;
     const Ledger::Missing idle = cancellable(view);
@@ -149,7 +152,7 @@ void Cache::cancel_latest(const View& view, Ledger::Missing needed, Trash& trash
 /// Gives each group a holding. There is room for all of them, and their slots are empty. `in_blocks`: bytes of all
 /// blocks, when the room was counted.
 void Cache::settle(Account& account, std::span<Group* const> groups, std::span<const std::uint32_t> slots,
-                   std::uint64_t in_blocks) {
+                   std::uint64_t in_blocks, bool demanded) {
     Holding* block = nullptr;  // a new one for the small groups
     const auto holding_of = [&](const Group& group, std::uint32_t slot) -> Holding& {
         const std::uint64_t size = group.layout.size;
@@ -168,10 +171,10 @@ void Cache::settle(Account& account, std::span<Group* const> groups, std::span<c
     std::size_t settled = 0;
     try {
         for (; settled < groups.size(); ++settled)
-            Ledger::put(*groups[settled], holding_of(*groups[settled], slots[settled]));
+            ledger_.put(*groups[settled], holding_of(*groups[settled], slots[settled]), demanded);
     } catch (...) {
         for (Group* const group : groups.first(settled))
-            if (Holding* const empty = Ledger::take_out(*group)) ledger_.remove(*empty);
+            if (Holding* const empty = ledger_.take_out(*group)) ledger_.remove(*empty);
         throw;
     }
 }
@@ -447,7 +450,7 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     group->word.change(State::arriving, State::absent);
     Fences& fences = group->holding->fences;
     fences.splice(fences.end(), space.fences);
-    if (Holding* const empty = Ledger::take_out(*group))
+    if (Holding* const empty = ledger_.take_out(*group))
         if (auto left = ledger_.remove(*empty)) heap_.keep(std::move(left));
 }
 
@@ -481,7 +484,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     trash.uploads.push_back(std::move(group.upload));
     let_go(group, trash);
     Holding& holding = *group.holding;
-    Ledger::take_out(group);
+    ledger_.take_out(group);
     if (holding.shared) {
         // Jobs in progress still write to it, so it stays until they are done.
         upload.block = &holding;
@@ -522,15 +525,11 @@ void Cache::evict(Holding& holding, Trash& trash) noexcept {
 
 /// Evicts all groups of a holding, which are reserved.
 void Cache::vacate(Holding& holding, Trash& trash) noexcept {
-    for (Group* const group : holding.groups) {
-        ++group->view->evictions;
-        group->word.change(State::reserved, State::absent);
-        group->memory.reset();
-        holding.take_fences(*group);
-        group->holding = nullptr;
-        let_go(*group, trash);
-    }
-    holding.groups.clear();
+    ledger_.empty(holding, [&](Group& group) {
+        ++group.view->evictions;
+        group.word.change(State::reserved, State::absent);
+        let_go(group, trash);
+    });
 }
 
 /// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing
@@ -543,7 +542,7 @@ Space Cache::evict(Group& group, Trash& trash) noexcept {
     let_go(group, trash);
     Holding& holding = *group.holding;
     const bool is_slot = holding.slot != no_slot;
-    return Ledger::take_out(group) != nullptr || is_slot ? ledger_.remove(holding) : Space{};
+    return ledger_.take_out(group) != nullptr || is_slot ? ledger_.remove(holding) : Space{};
 }
 
 /// Stops holding the bundles of a group of which nobody else has a handle.

@@ -316,8 +316,9 @@ void Cache::forget(Group& group) noexcept {
     if (is_forked()) return;
     group.view->owners.forget(group);
     Lock lock(mutex_);
-    if (group.holding == nullptr) return;
-    Holding* const empty = Ledger::take_out(group);
+    if (group.holding == nullptr) return ledger_.forget(group);
+    Holding* const empty = ledger_.take_out(group);
+    ledger_.forget(group);
     if (empty == nullptr) return;
     Space space = ledger_.remove(*empty);
     if (group.view->stopping && space) free(lock, std::move(space));

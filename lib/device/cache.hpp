@@ -226,11 +226,11 @@ private:
     std::uint64_t now() const noexcept { return time_.load(std::memory_order_relaxed) + 1; }
     Uploads begin(View& view, const Groups& absent, Ledger::Reach reach, bool demanded, Trash& trash);
     bool admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash);
-    bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room) const;
+    bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room);
     static std::vector<std::uint32_t> take_slots(const Account& account, std::span<Group* const> groups,
                                                  std::vector<Holding*>& turns);
     void settle(Account& account, std::span<Group* const> groups, std::span<const std::uint32_t> slots,
-                std::uint64_t in_blocks);
+                std::uint64_t in_blocks, bool demanded);
     static bool is_idle(const Upload& upload, bool shared) noexcept;
     Ledger::Missing cancellable(const View& view) const noexcept;
     void cancel_latest(const View& view, Ledger::Missing needed, Trash& trash) noexcept;
@@ -267,7 +267,7 @@ private:
     bool may_take_slot(const View& view, const Group& group, std::size_t steps) const noexcept;
     static std::shared_ptr<Upload> in_the_way(const Groups& absent) noexcept;
     void go_on(View& view) noexcept;
-    static void end_slots(View& view, const Plan& plan) noexcept;
+    void end_slots(View& view, const Plan& plan) noexcept;
 
     void require_foreign(std::span<const FillTarget> targets) const;
 

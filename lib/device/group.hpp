@@ -4,6 +4,7 @@
 #include "device/fences.hpp"
 #include "device/fill_plan.hpp"
 #include "device/layout.hpp"
+#include "device/policy.hpp"
 
 #include <safemap/bundle.hpp>
 
@@ -82,6 +83,11 @@ private:
     std::atomic<std::uint64_t> word_ = of(State::absent);
 };
 
+/// What the policy knows of a piece of memory, and the memory while it is there.
+struct Record final : Use {
+    Holding* holding = nullptr;
+};
+
 /// Tensors that come and go together, their layout, and their memory while they are there. Any thread may use `word`
 /// and the atomic members. The other members that change are guarded by the lock of the cache, but what a lease holds
 /// does not change.
@@ -106,13 +112,10 @@ public:
     const FillPlan plan;                  // empty if the group is larger than the budget
 
     Word word = {};
+    Record record = {};
+    Record* counts = &record;  // the record of its memory: its own, or that of a block; does not change while resident
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last lease
     std::uint64_t announced = 0;          // the cache's time of the last prefetch
-    void let_go_first() noexcept {
-        used.store(0, std::memory_order_relaxed);
-        announced = 0;
-    }
-
     /// True while the copies that brought the group may be in progress.
     std::atomic<bool> pending = false;
 

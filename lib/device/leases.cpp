@@ -47,6 +47,7 @@ public:
         for (const auto& group : bundle_.groups) {
             group->word.lease();
             group->used.store(time, std::memory_order_relaxed);
+            if (group->word.state() != State::absent) bundle_.view->cache->ledger_.hit(*group);
         }
         held_ = true;
     }
@@ -67,17 +68,17 @@ private:
 
 bool Cache::try_lease(const BundleData& bundle) noexcept {
     const auto end = bundle.groups.end();
-    // Later than the last acquire of absent groups: so is this lease.
-    const std::uint64_t time = bundle.view->cache->now();
     for (auto group = bundle.groups.begin(); group != end; ++group) {
-        if ((*group)->word.try_lease()) {
-            // Not stored without need: other leases of this group read it.
-            if ((*group)->used.load(std::memory_order_relaxed) != time)
-                (*group)->used.store(time, std::memory_order_relaxed);
-            continue;
-        }
+        if ((*group)->word.try_lease()) continue;
         while (group != bundle.groups.begin()) (*--group)->word.release();
         return false;
+    }
+    const Cache& cache = *bundle.view->cache;
+    const std::uint64_t time = cache.now();  // later than the last acquire of absent groups: so is this lease
+    for (const auto& group : bundle.groups) {
+        // Not stored without need: other leases of this group read it.
+        if (group->used.load(std::memory_order_relaxed) != time) group->used.store(time, std::memory_order_relaxed);
+        cache.ledger_.hit(*group);
     }
     return true;
 }
@@ -166,8 +167,9 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
             begun = begin(view, *absent, {.since = now()}, true, trash);
             if (begun.size() == absent->size()) break;
         }
-        if (worker == nullptr || !is_small_on_its_way()) leases.end_under_lock();
-        if (absent && !is_small_on_its_way()) refuse(bundle);
+        const bool is_refused = absent && !is_small_on_its_way();  // asked while everything is leased
+        if (is_refused || worker == nullptr) leases.end_under_lock();
+        if (is_refused) refuse(bundle);
         if (worker == nullptr) return std::nullopt;
         await_small(lock, request, *worker);
     }

@@ -7,6 +7,7 @@
 #include <cassert>
 #include <limits>
 #include <new>
+#include <tuple>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -23,23 +24,19 @@ std::uint64_t padded(std::uint64_t size) noexcept {
     return (size + place_alignment - 1) / place_alignment * place_alignment;
 }
 
-/// Decides which holdings can go.
-class Choice {
-public:
-    Choice(std::span<const std::unique_ptr<Holding>> holdings, const Account& account, Ledger::Reach reach)
-        : account_(account), reach_(reach) {
-        // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been leased
-        // for longer was announced by mistake. The time of the cache moves by 2.
-        std::uint64_t groups = 0;
-        for (const auto& holding : holdings) groups += holding->groups.size();
-        awaited_since_ = reach.since - std::min(reach.since, 2 * groups);
-    }
+}  // namespace
 
-    /// Returns the time at which a group was announced that will be leased soon, or 0.
-    std::uint64_t awaited(const Group& group) const noexcept {
-        const bool is_leased_since = group.used.load(std::memory_order_relaxed) > group.announced;
-        return is_leased_since || group.announced < awaited_since_ ? 0 : group.announced;
-    }
+/// Decides which holdings can go.
+class Ledger::Choice {
+public:
+    /// `groups`: number of groups on the device.
+    Choice(const Account& account, const Reach& reach, std::size_t groups)
+        : account_(account),
+          reach_(reach),
+          // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been leased
+          // for longer was announced by mistake. The time of the cache moves by 2.
+          awaited_since_(reach.since - std::min<std::uint64_t>(reach.since, 2 * groups)) {}
+
     /// Returns true if all groups of a holding can go.
     bool can_go(const Holding& holding) const noexcept {
         if (holding.size == 0 || holding.writers > 0) return false;
@@ -52,7 +49,34 @@ public:
         return std::ranges::all_of(holding.groups, [&](const Group* group) { return can_go(*group); });
     }
 
+    /// What else than the policy decides about a holding. The least goes first.
+    struct Reason {
+        unsigned tier = 0;            // 0: nothing
+        std::uint64_t announced = 0;  // the latest time at which a group of it was announced that is awaited
+        std::uint64_t number = 0;     // number of its oldest group
+
+        friend bool operator<(const Reason& a, const Reason& b) noexcept {
+            return std::tuple(a.tier, b.announced, b.number) < std::tuple(b.tier, a.announced, a.number);
+        }
+    };
+    Reason reason(const Holding& holding) const noexcept {
+        bool stays = false;
+        Reason reason{.number = UINT64_MAX};
+        for (const Group* group : holding.groups) {
+            stays = stays || group->stays;
+            reason.announced = std::max(reason.announced, awaited(*group));
+            reason.number = std::min(reason.number, group->number);
+        }
+        reason.tier = stays ? 3 : holding.slot != no_slot ? 2 : reason.announced > 0 ? 1 : 0;
+        return reason;
+    }
+
 private:
+    /// Returns the time at which a group was announced that will be leased soon, or 0.
+    std::uint64_t awaited(const Group& group) const noexcept {
+        const bool is_leased_since = group.used.load(std::memory_order_relaxed) > group.announced;
+        return is_leased_since || group.announced < awaited_since_ ? 0 : group.announced;
+    }
     bool can_go(const Group& group) const noexcept {
         return group.word.state() == Word::State::resident && !group.word.leased() &&
                group.used.load(std::memory_order_relaxed) <= reach_.since && group.announced <= reach_.since &&
@@ -60,36 +84,9 @@ private:
     }
 
     const Account& account_;
-    Ledger::Reach reach_;
+    const Reach& reach_;
     std::uint64_t awaited_since_ = 0;
 };
-
-/// A holding that can go. Without a plan, what was made last goes first: in a cycle of groups that do not all fit, the
-/// first ones stay, where the least recently used one would always be the one that is needed next. Of what prefetches
-/// announced, the latest goes first, as it is needed last.
-struct Candidate {
-    unsigned tier = 0;            // lower tiers go first
-    std::uint64_t announced = 0;  // the latest time at which a group of it was announced that is awaited
-    std::uint64_t number = 0;     // number of its oldest group
-    Holding* holding = nullptr;
-
-    Candidate(const Choice& choice, Holding& of) : number(UINT64_MAX), holding(&of) {
-        bool stays = false;
-        for (const Group* group : of.groups) {
-            stays = stays || group->stays;
-            announced = std::max(announced, choice.awaited(*group));
-            number = std::min(number, group->number);
-        }
-        tier = stays ? 4 : of.slot != no_slot ? 3 : announced > 0 ? 2 : of.shared ? 1 : 0;
-    }
-    /// Returns true if `a` goes before `b`.
-    static bool sooner(const Candidate& a, const Candidate& b) noexcept {
-        if (a.tier != b.tier) return a.tier < b.tier;
-        return a.announced != b.announced ? a.announced > b.announced : a.number > b.number;
-    }
-};
-
-}  // namespace
 
 void Holding::take_fences(Group& group) noexcept {
     fences.splice(fences.end(), group.ready);
@@ -144,14 +141,6 @@ Holding* Account::open_block(std::uint64_t size) const noexcept {
     return open != nullptr && open->has_room(size) ? open : nullptr;
 }
 
-void Account::set_slots(const std::vector<std::uint64_t>& bytes) {
-    std::vector<Slot> made(bytes.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) made[i].bytes = bytes[i];
-    for (const Slot& slot : slots)
-        if (slot.holding != nullptr) slot.holding->slot = no_slot;
-    slots = std::move(made);
-}
-
 void Ledger::Missing::subtract(std::uint64_t bytes, bool is_own) noexcept {
     all -= std::min(all, bytes);
     if (is_own) own -= std::min(own, bytes);
@@ -162,29 +151,56 @@ Ledger::Missing Ledger::missing(const Account& account, std::uint64_t bytes) con
     return {.own = above(account.cap - account.claimed), .all = above(budget_ - claimed_)};
 }
 
-void Ledger::reserve(const Account& account, Missing& missing, Reach reach, std::vector<Holding*>& victims) const {
+void Ledger::reserve(const Account& account, std::uint64_t bytes, Missing& missing, const Reach& reach,
+                     std::vector<Holding*>& victims) {
     // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
     for (int looks = reach.demanded ? 16 : 1; missing && looks > 0; --looks) {
-        const Choice choice(holdings_, account, reach);
-        std::vector<Candidate> candidates;
-        for (const auto& holding : holdings_) {
-            if (!choice.can_go(*holding)) continue;
-            // An empty slot has no group whose state says that it was found before.
-            if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
-            candidates.emplace_back(choice, *holding);
-        }
-        std::ranges::sort(candidates, Candidate::sooner);
-        victims.reserve(victims.size() + candidates.size());
-        const auto take = [&](Candidate& candidate) {
-            Holding* const holding = std::exchange(candidate.holding, nullptr);
-            if (!try_reserve(*holding)) return;  // leased meanwhile
-            victims.push_back(holding);
-            missing.subtract(holding->size, holding->account == &account);
+        const Choice choice(account, reach, groups_);
+        take_by_policy(account, bytes, missing, choice, victims);
+        if (missing && reach.demanded) take_the_rest(account, missing, choice, victims);
+    }
+}
+
+void Ledger::take_by_policy(const Account& account, std::uint64_t bytes, Missing& missing, const Choice& choice,
+                            std::vector<Holding*>& victims) {
+    while (missing) {
+        if (victims.size() == victims.capacity()) victims.reserve(2 * victims.size() + 1);
+        const auto can_go = [&](Use& use) noexcept {
+            Holding& holding = *static_cast<Record&>(use).holding;
+            if (missing.own > 0 && holding.account != &account) return false;
+            return choice.can_go(holding) && choice.reason(holding).tier == 0 && try_reserve(holding);
         };
-        for (Candidate& candidate : candidates)
-            if (missing.own > 0 && candidate.holding->account == &account) take(candidate);
-        for (Candidate& candidate : candidates)
-            if (missing && candidate.holding != nullptr) take(candidate);
+        Use* const use = policy_.victim(bytes, can_go);
+        if (use == nullptr) return;
+        Holding& holding = *static_cast<Record*>(use)->holding;
+        holding.is_chosen = true;
+        victims.push_back(&holding);
+        missing.subtract(holding.size, holding.account == &account);
+    }
+}
+
+/// Reserves what a plan or a prefetch keeps, and slots.
+void Ledger::take_the_rest(const Account& account, Missing& missing, const Choice& choice,
+                           std::vector<Holding*>& victims) {
+    struct Candidate {
+        Choice::Reason reason;
+        Holding* holding;
+    };
+    std::vector<Candidate> candidates;
+    for (const auto& holding : holdings_) {
+        const Choice::Reason reason = choice.reason(*holding);
+        if (reason.tier == 0 || !choice.can_go(*holding)) continue;
+        // An empty slot has no group whose state says that it was found before.
+        if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
+        candidates.push_back({reason, holding.get()});
+    }
+    std::ranges::sort(candidates, [](const Candidate& a, const Candidate& b) { return a.reason < b.reason; });
+    victims.reserve(victims.size() + candidates.size());
+    for (const auto& [reason, holding] : candidates) {
+        const bool is_own = holding->account == &account;
+        if (!missing || (missing.own > 0 && !is_own) || !try_reserve(*holding)) continue;
+        victims.push_back(holding);
+        missing.subtract(holding->size, is_own);
     }
 }
 
@@ -199,8 +215,16 @@ bool Ledger::try_reserve(Holding& holding) noexcept {
 }
 
 void Ledger::restore(std::span<Holding* const> victims) noexcept {
-    for (Holding* holding : victims)
+    for (Holding* holding : victims) {
         for (Group* group : holding->groups) group->word.change(Word::State::reserved, Word::State::resident);
+        if (std::exchange(holding->is_chosen, false)) policy_.stays(*holding->record);
+    }
+}
+
+void Ledger::let_go_first(Group& group) noexcept {
+    group.used.store(0, std::memory_order_relaxed);
+    group.announced = 0;
+    if (group.holding != nullptr && group.holding->record != nullptr) policy_.let_go_first(*group.holding->record);
 }
 
 std::uint64_t Ledger::leased(const Account& account, bool others) const noexcept {
@@ -245,18 +269,44 @@ void Ledger::provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noe
     account.peak = std::max(account.peak, account.allocated);
 }
 
-void Ledger::put(Group& group, Holding& holding) {
+void Ledger::set_slots(Account& account, const std::vector<std::uint64_t>& bytes) {
+    std::vector<Account::Slot> made(bytes.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) made[i].bytes = bytes[i];
+    for (const Account::Slot& slot : account.slots) {
+        if (slot.holding == nullptr) continue;
+        slot.holding->slot = no_slot;
+        for (Group* const group : slot.holding->groups) add_to_policy(*group, *slot.holding, false);
+    }
+    account.slots = std::move(made);
+}
+
+void Ledger::put(Group& group, Holding& holding, bool demanded) {
     holding.groups.push_back(&group);
+    ++groups_;
     group.holding = &holding;
     group.offset = holding.given;
     if (holding.shared) holding.given = std::min(holding.size, holding.given + padded(group.layout.size));
+    if (holding.slot == no_slot) add_to_policy(group, holding, demanded);
+}
+
+void Ledger::add_to_policy(Group& group, Holding& holding, bool demanded) noexcept {
+    Record& record = holding.shared ? holding.block : group.record;
+    group.counts = &record;
+    if (holding.record != nullptr) {
+        if (demanded) policy_.hit(record);
+        return;
+    }
+    record.holding = &holding;
+    holding.record = &record;
+    policy_.came(record, holding.size, demanded);
 }
 
 Holding* Ledger::take_out(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     holding->take_fences(group);
-    std::erase(holding->groups, &group);
+    groups_ -= std::erase(holding->groups, &group);
+    if (!holding->shared && holding->record != nullptr) policy_.left(*std::exchange(holding->record, nullptr));
     const bool is_empty = holding->groups.empty() && holding->writers == 0;
     return is_empty && holding->slot == no_slot ? holding : nullptr;
 }
@@ -264,6 +314,8 @@ Holding* Ledger::take_out(Group& group) noexcept {
 Space Ledger::remove(Holding& holding) noexcept {
     assert(holding.groups.empty());
     Account& account = *holding.account;
+    if (holding.record != nullptr) policy_.left(*holding.record);
+    if (holding.shared) policy_.forget(holding.block);
     claimed_ -= holding.size;
     account.claimed -= holding.size;
     if (holding.memory) account.allocated -= holding.size;

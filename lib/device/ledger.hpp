@@ -31,6 +31,9 @@ struct Holding {
     Fences fences = {};                         // work in progress that groups left in the memory
     std::vector<Group*> groups = {};
     std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
+    Record block = {};        // what the policy knows of a shared block
+    Record* record = nullptr;  // what it knows of this; null: nothing, as a plan decides about it
+    bool is_chosen = false;    // the policy has chosen it to go
     std::size_t at = 0;       // position in the list of holdings
 
     /// Takes the fences of a group that is not resident any more.
@@ -55,9 +58,6 @@ struct Account {
     /// Returns the size of the next block, for a group of `size` bytes, if all blocks so far have `in_blocks`.
     std::uint64_t next_block(std::uint64_t size, std::uint64_t in_blocks) const noexcept;
 
-    // Slots of a plan: memory that some groups have in turn, always at the same address.
-    /// Makes slots of these sizes, in bytes. Slots of before become ordinary holdings.
-    void set_slots(const std::vector<std::uint64_t>& bytes);
     /// Returns the holding of a slot, or null while it has no memory.
     Holding* slot(std::uint32_t number) const noexcept { return slots[number].holding; }
 
@@ -80,7 +80,7 @@ struct Account {
 /// of an account exceed its cap.
 class Ledger {
 public:
-    explicit Ledger(std::uint64_t budget) noexcept : budget_(budget) {}
+    explicit Ledger(std::uint64_t budget) noexcept : budget_(budget), policy_(budget) {}
 
     std::uint64_t budget() const noexcept { return budget_; }
     std::uint64_t claimed() const noexcept { return claimed_; }
@@ -103,14 +103,21 @@ public:
         std::span<const std::uint32_t> slots = {};  ///< but not these slots of the account
         bool open_blocks = false;                   ///< also blocks that small groups are put into
     };
-    /// Makes room for an account: reserves all groups of as many holdings as have to go, and subtracts them from
-    /// `missing`. Small groups that share a block go after others, then what a prefetch announced and nobody has leased
-    /// since, and what a plan keeps goes last. Among equals, the group that was made last goes first.
-    void reserve(const Account& account, Missing& missing, Reach reach, std::vector<Holding*>& victims) const;
+    /// Makes room of `bytes` for an account: reserves all groups of as many holdings as have to go, and subtracts them
+    /// from `missing`. The policy chooses first. After that goes what a prefetch announced and nobody has leased since,
+    /// the latest first; then slots; then what a plan keeps.
+    void reserve(const Account& account, std::uint64_t bytes, Missing& missing, const Reach& reach,
+                 std::vector<Holding*>& victims);
     /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
     static bool try_reserve(Holding& holding) noexcept;
     /// Makes the groups of reserved holdings resident again.
-    static void restore(std::span<Holding* const> victims) noexcept;
+    void restore(std::span<Holding* const> victims) noexcept;
+    /// Records a lease of a resident group. Any thread may call it, without the lock.
+    void hit(const Group& group) const noexcept { policy_.hit(*group.counts); }
+    /// Makes a group go before all others, until it is used.
+    void let_go_first(Group& group) noexcept;
+    /// Forgets the uses of a group without memory, which ends.
+    void forget(Group& group) noexcept { policy_.forget(group.record); }
     /// Returns the bytes of holdings with a leased group: of an account, or of all others.
     std::uint64_t leased(const Account& account, bool others = false) const noexcept;
     /// Returns the bytes of all resident groups of an account.
@@ -121,18 +128,41 @@ public:
     Holding& add(Account& account, std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
     /// Sets the memory of a holding.
     static void provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
-    /// Puts a group into a holding. For a block, `given` grows.
-    static void put(Group& group, Holding& holding);
+    /// Makes slots of these sizes, in bytes: memory that some groups have in turn, always at the same address. Slots of
+    /// before become ordinary holdings.
+    void set_slots(Account& account, const std::vector<std::uint64_t>& bytes);
+    /// Puts a group into a holding. For a block, `given` grows. `demanded`: it is used now.
+    void put(Group& group, Holding& holding, bool demanded);
     /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.
-    static Holding* take_out(Group& group) noexcept;
+    Holding* take_out(Group& group) noexcept;
+    /// Takes all groups out of a holding, and calls leave(group) for each.
+    template <class Leave> void empty(Holding& holding, Leave&& leave) {
+        groups_ -= holding.groups.size();
+        for (Group* const group : holding.groups) {
+            group->memory.reset();
+            holding.take_fences(*group);
+            group->holding = nullptr;
+            group->counts = &group->record;
+            leave(*group);
+        }
+        holding.groups.clear();
+    }
     /// Removes a holding without groups, and returns its memory.
     Space remove(Holding& holding) noexcept;
     std::span<const std::unique_ptr<Holding>> holdings() const noexcept { return holdings_; }
 
 private:
+    class Choice;
+    void take_by_policy(const Account& account, std::uint64_t bytes, Missing& missing, const Choice& choice,
+                        std::vector<Holding*>& victims);
+    void take_the_rest(const Account& account, Missing& missing, const Choice& choice, std::vector<Holding*>& victims);
+    void add_to_policy(Group& group, Holding& holding, bool demanded) noexcept;
+
     std::uint64_t budget_;
     std::uint64_t claimed_ = 0;
+    std::size_t groups_ = 0;  // in all holdings
     std::vector<std::unique_ptr<Holding>> holdings_;
+    Policy policy_;
 };
 
 /// Device memory that exists: in holdings, or kept for the next ones. Its total never exceeds the budget.

@@ -38,7 +38,10 @@ void Cache::follow(View& view, std::vector<std::shared_ptr<const BundleData>> or
 
 /// Makes the slots of a plan that ends ordinary holdings.
 void Cache::end_slots(View& view, const Plan& plan) noexcept {
-    view.account.set_slots({});
+    for (const Account::Slot& slot : view.account.slots)
+        if (slot.holding != nullptr && slot.holding->groups.empty())
+            if (Space space = ledger_.remove(*slot.holding)) heap_.keep(std::move(space));
+    ledger_.set_slots(view.account, {});
     for (Group* const group : plan.groups()) {
         group->stays = false;
         group->slot = no_slot;
@@ -47,11 +50,11 @@ void Cache::end_slots(View& view, const Plan& plan) noexcept {
 
 /// Tells the groups of the plan what it decides.
 void Cache::adopt(View& view, const Split& chosen, Trash& trash) {
-    view.account.set_slots(chosen.slot_bytes);
+    ledger_.set_slots(view.account, chosen.slot_bytes);
     // Groups outside the plan make way for it.
     for (const auto& holding : ledger_.holdings())
         if (holding->account == &view.account)
-            for (Group* const group : holding->groups) group->let_go_first();
+            for (Group* const group : holding->groups) ledger_.let_go_first(*group);
     for (std::size_t i = 0; i < chosen.fates.size(); ++i) {
         Group& group = *view.plan->groups()[i];
         group.stays = chosen.fates[i].stays;
@@ -106,7 +109,7 @@ void Cache::pass(const BundleData& bundle) noexcept {
     plan->reach(bundle);
     // Groups that are not used again make way.
     for (const auto& group : bundle.groups)
-        if (plan->next_use(*group) == Plan::never) group->let_go_first();
+        if (plan->next_use(*group) == Plan::never) ledger_.let_go_first(*group);
 }
 
 /// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired

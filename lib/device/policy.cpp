@@ -131,6 +131,7 @@ void Policy::came(Use& use, std::uint64_t bytes, bool demanded) noexcept {
     in_use_ -= std::min(in_use_, bytes / slowness);
     use.bytes_ = bytes;
     use.came_ = time;
+    use.is_ahead_ = !demanded;
     use.used_.store(time, std::memory_order_relaxed);
     if (demanded) use.uses_.store(use.uses_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     now_.store(time, std::memory_order_relaxed);
@@ -242,7 +243,7 @@ Use* Policy::least_of_main() noexcept {
     for (;;) {
         Use* const top = main_.top();
         if (top == nullptr) return nullptr;
-        if (top->uses_.load(std::memory_order_relaxed) - top->counted_ == top->uncounted_) return top;
+        if (top->uses_.load(std::memory_order_relaxed) - top->counted_ <= top->uncounted_) return top;
         remove_from_main(*top);
         if (top->is_extra_) look_at_extra(*top);
         if (std::exchange(top->on_trial_, false)) main_bytes_ += top->bytes_;
@@ -259,7 +260,8 @@ void Policy::move_to_main(Use& use, std::uint64_t reserve) noexcept {
     use.where_ = Where::main;
     use.on_trial_ = main_bytes_ + use.bytes_ > budget_ - std::min(budget_, reserve);
     count(use, use.on_trial_ ? 1 : 0);
-    if (use.on_trial_) use.uncounted_ = use.uses_.load(std::memory_order_relaxed) != use.counted_ ? 1 : 0;
+    const bool has_use = use.is_ahead_ || use.uses_.load(std::memory_order_relaxed) != use.counted_;
+    if (use.on_trial_) use.uncounted_ = has_use ? 1 : 0;
     else main_bytes_ += use.bytes_;
     add_to_main(use, use.worth_);
 }

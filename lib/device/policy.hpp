@@ -65,7 +65,8 @@ private:
     Where where_ = Where::absent;
     bool in_window_ = false;      // while refused or chosen: it comes from the window, not from the main part
     bool on_trial_ = false;       // in the main part, and not used since it came there
-    std::uint8_t uncounted_ = 0;  // on trial: uses that are not counted yet
+    std::uint8_t uncounted_ = 0;  // on trial: uses that are not counted yet, or of a prefetch will not be
+    bool is_ahead_ = false;       // a prefetch brought it, for a use that comes
     bool in_rival_ = false;       // the rival has it
     bool is_extra_ = false;       // it is here, and the rival does not have it
     std::uint64_t bytes_ = 0;

@@ -73,8 +73,10 @@ bool Readers::help(Task& task, Worker& worker) {
 
 bool Readers::help_demand(Worker& worker) {
     Lock lock(shared_->mutex);
-    const auto task = Shared::first_of(shared_->demand);
-    if (!task) return false;
+    const auto can_help = [](const Shared::Entry& entry) { return !entry.task->exhausted() && !entry.task->may_wait(); };
+    const auto found = std::ranges::find_if(shared_->demand, can_help);
+    if (found == shared_->demand.end()) return false;
+    const auto task = found->task;
     Shared::run_next(lock, *task, worker);
     return true;
 }

@@ -28,6 +28,8 @@ public:
     virtual bool run(std::size_t job, Worker& worker) noexcept = 0;
     /// Is called once, after the last job, by the thread that did it. A task without jobs is not finished by readers.
     virtual void finish() noexcept = 0;
+    /// Returns true if a job may wait for jobs of other tasks.
+    virtual bool may_wait() const noexcept { return false; }
 
     std::size_t jobs() const noexcept { return jobs_; }
 
@@ -66,8 +68,8 @@ public:
     bool have_threads() const;
     /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
     bool help(Task& task, Worker& worker);
-    /// Does one job of the first task of the demand lane, on the calling thread: a job that waits before it uses its
-    /// worker can call this. Returns false if no job is left to begin.
+    /// Does one job of the first task of the demand lane that does not wait, on the calling thread: a job that waits
+    /// before it uses its worker can call this. Returns false if no job is left to begin.
     bool help_demand(Worker& worker);
     /// Returns true if a job of the task is left to begin.
     bool has_jobs(const Task& task) const;

@@ -74,6 +74,7 @@ public:
 
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override {}
+    bool may_wait() const noexcept override { return true; }  // for memory that jobs of others leave
 
 private:
     const std::shared_ptr<Upload> upload_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,34 +63,30 @@ template <std::uint64_t bytes> struct TwoCaches {
 
 }  // namespace
 
-TEST_CASE("an uploader below its part gets what another one has beyond its part") {
+TEST_CASE("memory goes to the uploader that uses it") {
     const auto budget = budget_of(600);
     const Model first(budget, 6);
     const Model second(budget, 6);
     CHECK(first.pass() == 600);
     CHECK(first.resident() == 600);
-    CHECK(second.pass() >= 600);
-    CHECK(first.resident() == 300);
-    CHECK(second.resident() == 300);
+    // As long as only the second one works, it gets more and more of it.
+    for (int i = 0; i < 20; ++i) second.pass();
+    CHECK(second.resident() >= 500);
+    CHECK(second.pass() <= 100);
     CHECK(budget->stats().peak_device_bytes == 600);
 }
 
-TEST_CASE("uploaders that have their parts do not evict each other") {
+TEST_CASE("models that run in turns evict no more of each other than there is too little room for") {
     const auto budget = budget_of(600);
     const Model first(budget, 4);
     const Model second(budget, 4);
     first.pass();
     second.pass();
-    for (int i = 0; i < 5; ++i) {
-        // Three of four layers stay. With one that was brought last in the way, two are brought.
-        CHECK(first.pass() <= 200);
-        CHECK(second.pass() <= 200);
-        CHECK(first.resident() == 300);
-        CHECK(second.resident() == 300);
-    }
+    // Five of eight layers stay, and three have the memory of one in turn.
+    for (int i = 0; i < 5; ++i) CHECK(first.pass() + second.pass() <= 400);
 }
 
-TEST_CASE("without need, an uploader may have more than its part") {
+TEST_CASE("what fits stays, whosever it is") {
     const auto budget = budget_of(600);
     const Model first(budget, 5);
     const Model second(budget, 1);
@@ -107,7 +104,7 @@ TEST_CASE("an acquire gets all that is not leased, and no more") {
     second.pass();
     std::vector<Held> leases;
     for (int i = 0; i < 5; ++i) leases.push_back(second.cache.acquire(second.bundles[static_cast<std::size_t>(i)]));
-    CHECK(first.resident() == 100);
+    CHECK(first.resident() <= 100);
     std::optional<Held> last = first.cache.acquire(first.bundles[0]);
     const Error error = error_of([&] { second.cache.acquire(second.bundles[5]); }).value();
     CHECK(error.code() == Errc::budget_exceeded);
@@ -286,18 +283,59 @@ TEST_CASE("an uploader that sleeps leaves its memory to the others") {
     CHECK(second.pass() == 0);
 }
 
-TEST_CASE("a plan goes on with less memory when another uploader takes its part") {
+TEST_CASE("a plan keeps what its uploader may have, and a neighbour has the rest") {
+    const auto budget = budget_of(800);
+    const Model first(budget, 8, 500);
+    const Model second(budget, 3);
+    first.cache.follow(first.bundles, true);
+    first.pass();
+    second.pass();
+    CHECK(second.resident() == 300);
+    for (int i = 0; i < 3; ++i) first.pass();
+    CHECK(second.pass() == 0);
+    CHECK(first.resident() <= 500);
+    CHECK(budget->stats().peak_device_bytes <= 800);
+}
+
+TEST_CASE("what a plan keeps goes last, but it goes for a lease of a neighbour") {
     const auto budget = budget_of(800);
     const Model first(budget, 8);
     const Model second(budget, 3);
     first.cache.follow(first.bundles, true);
     first.pass();
     CHECK(soon([&] { return first.resident() == 800; }));
-    second.pass();
+    std::vector<Held> leases;
+    for (const BundlePtr& bundle : second.bundles) leases.push_back(second.cache.acquire(bundle));
     CHECK(second.resident() == 300);
-    for (int i = 0; i < 3; ++i) first.pass();
-    CHECK(second.pass() == 0);
-    CHECK(budget->stats().peak_device_bytes == 800);
+    first.pass();
+    leases.clear();
+    // It comes back as soon as the plan is told of a lease.
+    first.pass();
+    CHECK(soon([&] { return first.pass() == 0; }));
+}
+
+TEST_CASE("experts that are used more stay, and a scan does not drive them out") {
+    constexpr std::size_t count = 64;
+    const CacheFixture cache(Device::open("host"), 16 * 100, 1);
+    std::vector<Bytes> experts;
+    std::vector<BundlePtr> bundles;
+    std::vector<double> weights;
+    for (std::size_t i = 0; i < count; ++i) {
+        experts.emplace_back("expert" + std::to_string(i), 100);
+        bundles.push_back(cache.bundle(experts.back().tensor));
+        weights.push_back(1.0 / static_cast<double>(1 + (i * 37) % count));
+    }
+    std::mt19937 random(7);
+    std::discrete_distribution<std::size_t> pick(weights.begin(), weights.end());
+    const auto burst = [&] {
+        const std::uint64_t before = cache.stats().uploaded_bytes;
+        for (int i = 0; i < 1'000; ++i) cache.acquire(bundles[pick(random)]);
+        return (cache.stats().uploaded_bytes - before) / 100;
+    };
+    for (int i = 0; i < 3; ++i) burst();
+    CHECK(burst() <= 350);  // the most frequent 16 have 71 % of the uses
+    for (const BundlePtr& bundle : bundles) cache.acquire(bundle);
+    CHECK(burst() <= 370);
 }
 
 TEST_CASE("uploaders of a budget share its staging") {

@@ -219,6 +219,7 @@ public:
         e.bytes = bytes;
         e.came = e.used = now_ = time;
         e.uses += demanded ? 1 : 0;
+        e.ahead = !demanded;
         e.place = Place::window;
         e.in_window = true;
         e.key = time;
@@ -269,7 +270,7 @@ private:
         std::uint64_t used = 0, came = 0, bytes = 0, worth = 0, key = 0, rival_key = 0;
         std::uint32_t uses = 0, counted = 0, uncounted = 0;
         Place place = Place::absent;
-        bool in_window = false, on_trial = false, in_rival = false;
+        bool in_window = false, on_trial = false, in_rival = false, ahead = false;
     };
     static constexpr double half_life = 2 * 1'048'576.0;
 
@@ -316,7 +317,7 @@ private:
     std::size_t least_worth() {
         for (;;) {
             const std::size_t at = least(&Entry::key, [](const Entry& e) { return e.place == Place::main; });
-            if (at == none || all_[at].uses - all_[at].counted == all_[at].uncounted) return at;
+            if (at == none || all_[at].uses - all_[at].counted <= all_[at].uncounted) return at;
             if (std::ranges::find(extra_, at) != extra_.end()) look(at);
             all_[at].on_trial = false;
             all_[at].uncounted = 0;
@@ -333,7 +334,7 @@ private:
             e.place = Place::main;
             e.in_window = false;
             count(e, e.on_trial ? 1 : 0);
-            e.uncounted = e.uses - e.counted;
+            e.uncounted = std::max(e.uses - e.counted, e.on_trial && e.ahead ? 1U : 0U);
             e.key = e.worth;
         }
         if (const std::size_t worst = least_worth(); worst != none) at = worst;
