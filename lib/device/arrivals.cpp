@@ -61,6 +61,7 @@ Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool
         upload->group->word.change(State::absent, State::arriving);
     }
     uploads_.splice(uploads_.end(), list);
+    view.working += uploads.size();
     return uploads;
 }
 
@@ -272,9 +273,11 @@ void Cache::submit(const std::shared_ptr<Upload>& upload) noexcept {
     try {
         const auto preparation = std::make_shared<Preparation>(upload);
         const std::lock_guard lock(mutex_);
-        upload->preparation = preparation;
+        if (upload->finished) return;
         const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
         readers_->submit(preparation, lane, before_jobs(upload->priority));
+        upload->preparation = preparation;
+        ++upload->view.working;
     } catch (const std::exception&) {
     }
 }
@@ -423,12 +426,18 @@ void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request)
 
 /// Makes a group resident whose upload is finished, or absent if it failed or was cancelled.
 void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
-    const auto alive = shared_from_this();
+    View& view = upload.view;
+    settle_arrival(upload, std::move(failed));
+    end_work(view);  // nothing of the view is used after this
+}
+
+void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     const auto group = upload.group;
     Trash trash;
     const std::lock_guard lock(mutex_);
     uploads_.erase(upload.place);
     upload.group.reset();
+    drop_preparation(upload);
     if (!upload.fault) upload.fault = std::move(failed);
     upload.finished = true;
     changed_.notify_all();
@@ -501,7 +510,22 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     uploads_.erase(upload.place);
     upload.finished = true;
     leave(upload);
+    drop_preparation(upload);
+    --upload.view.working;
     trash.groups.push_back(std::move(upload.group));
+}
+
+/// Drops the preparation of an upload that is over, unless a reader is at it.
+void Cache::drop_preparation(const Upload& upload) noexcept {
+    const auto preparation = upload.preparation.lock();
+    if (preparation && readers_->cancel(*preparation)) --upload.view.working;
+}
+
+/// Notes that an upload, or a preparation, is over. Then its view may end.
+void Cache::end_work(View& view) noexcept {
+    const std::lock_guard lock(mutex_);
+    --view.working;
+    changed_.notify_all();
 }
 
 /// Releases the memory of a cancelled upload. No job of it is in progress.

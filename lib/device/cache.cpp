@@ -307,7 +307,8 @@ void Cache::stop(View& view) noexcept {
         for (Group* const group : holding->groups)
             if (holding->account == &view.account && group->self) trash.groups.push_back(std::move(group->self));
     evict_all(lock, view, trash);
-    changed_.wait(lock, [&] { return freeing_ == 0; });
+    // Threads that have ended an upload may still hold its group, and with it the view.
+    changed_.wait(lock, [&] { return freeing_ == 0 && view.working == 0; });
     free_kept(lock);
 }
 

@@ -79,6 +79,7 @@ struct View {
     std::atomic<std::int64_t> stalled = 0;   // nanoseconds
     std::uint64_t uploaded_bytes = 0;
     std::uint64_t evictions = 0;
+    std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do
     bool sleeping = false;
     bool stopping = false;
 };
@@ -258,6 +259,9 @@ private:
     void arrive(Upload& upload, std::exception_ptr failed) noexcept;
     void cancel(Upload& upload, Trash& trash) noexcept;
     void leave(Upload& upload) noexcept;
+    void settle_arrival(Upload& upload, std::exception_ptr failed) noexcept;
+    void drop_preparation(const Upload& upload) noexcept;
+    void end_work(View& view) noexcept;
 
     // Plans.
     void adopt(View& view, const Split& split, Trash& trash);

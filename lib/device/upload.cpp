@@ -19,8 +19,9 @@ void throw_copy(const std::exception_ptr& fault) {
 Upload::Upload(std::shared_ptr<Group> of)
     : Task(of->plan.jobs()),
       cache_(*of->view->cache),
+      view(*of->view),
       group(std::move(of)),
-      filling(*cache_.device_, cache_.staging_, group->view->paths) {}
+      filling(*cache_.device_, cache_.staging_, view.paths) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
@@ -37,7 +38,9 @@ bool Upload::run(std::size_t job, Worker& worker) noexcept {
 }
 
 bool Preparation::run(std::size_t, Worker&) noexcept {
-    upload_->cache().prepare_if_waiting(upload_);
+    Cache& cache = upload_->cache();
+    cache.prepare_if_waiting(upload_);
+    cache.end_work(upload_->view);
     return true;
 }
 

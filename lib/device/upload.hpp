@@ -50,6 +50,7 @@ private:
     Cache& cache_;
 
 public:
+    View& view;                    // lives until all work is over that was begun for it
     std::shared_ptr<Group> group;  // until the upload is finished
     Filling filling;
 

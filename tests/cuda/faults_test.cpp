@@ -131,7 +131,7 @@ TEST_CASE("a call that the driver refuses for its arguments fails alone, and the
         const auto error = error_of([&] { ground.copy_all(ground.bulk); });
         REQUIRE(error.has_value());
         CHECK(error->code() == Errc::invalid_argument);
-        CHECK(error->message().find("refused a call: cuMemcpyHtoDAsync: CUDA_ERROR_") != std::string::npos);
+        CHECK(error->message().find("refused a call: cuMemcpyHtoDAsync: ") != std::string::npos);
         ground.copy_all(ground.bulk);
         ground.bulk.record()->wait();
         CHECK(ground.arrived());
