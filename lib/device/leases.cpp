@@ -127,7 +127,7 @@ bool Cache::are_over(const Uploads& uploads) const noexcept {
 }
 
 void Cache::help_without_readers(const BundleData& bundle) {
-    if (started_.load(std::memory_order_relaxed) != count_forks() || readers_->have_threads()) return;
+    if (started_.load(std::memory_order_acquire) != count_forks() || readers_->have_threads()) return;
     std::shared_ptr<Upload> upload;
     bool prepares = false;
     {
