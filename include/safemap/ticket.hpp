@@ -24,7 +24,7 @@ struct Request {
     std::stop_token stop = {};
 };
 
-/// The result of Uploader::request(): a bundle on its way to the device, which has its memory already. Tickets can be
+/// The result of Uploader::request(): a bundle on its way to the device. Tickets can be
 /// moved, not copied, and must not be used from two threads at once. A ticket that is destroyed is cancelled.
 ///
 /// Example:
@@ -39,8 +39,8 @@ public:
     Ticket& operator=(Ticket&& other) noexcept;
     ~Ticket();
 
-    /// Returns true if wait() would not block: the tensors are on the device, or the upload failed, or there is no
-    /// upload any more.
+    /// Returns true if wait() would not block: the tensors are on the device, the upload failed, the deadline has passed
+    /// or a stop was requested, or there is no upload any more. Without reader threads, does at most one job of it.
     bool done() const noexcept;
     /// Waits as Uploader::acquire() does, and returns the lease. Throws what that throws, and the errors of Request.
     /// The ticket is used up, whether this throws or not; for a ticket that is, throws invalid_argument. If the

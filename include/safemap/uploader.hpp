@@ -114,9 +114,9 @@ public:
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
     std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
-    /// Begins what acquire() does, and returns when the bundle has its memory. Reader threads upload it, unless
-    /// Ticket::wait() comes first and takes part. Throws as acquire() does; an error of reading is thrown by
-    /// Ticket::wait().
+    /// Begins what acquire() does, and never waits: reader threads get the memory and read, unless Ticket::wait() comes
+    /// first and takes part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
+    /// thrown by Ticket::wait().
     Ticket request(const Bundle& bundle, const Request& request = {});
 
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
@@ -129,7 +129,7 @@ public:
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or
     /// prefetched and not acquired since. After more steps than there are bundles on the device, those can go, too.
-    /// Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is acquired. Throws
+    /// Reads nothing itself, and allocates nothing: readers do. Errors are thrown when the bundle is acquired. Throws
     /// invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
@@ -156,8 +156,8 @@ public:
     ///
     /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order.
     /// The others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease
-    /// holds the slot. A pass then uploads S - (B - W) bytes: S is the size of all bundles, B the budget, and W the
-    /// size of the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their
+    /// holds the slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is the
+    /// size of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their
     /// groups stay first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is
     /// used next, and what is on the device already stays until it is used, as far as two bundles fit beside it.
     ///
