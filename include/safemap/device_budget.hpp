@@ -36,10 +36,10 @@ struct DeviceBudgetStats {
 /// Uploader is a limit of its own inside this one. Copies stand for the same budget, and it lives as long as the last
 /// copy, uploader or lease. Thread-safe.
 ///
-/// Memory goes to the tensors that are used, whichever uploader has them: one policy, W-TinyLFU, decides over all of them
-/// what goes first. It keeps what is used often and what was used lately, and one pass over everything does not drive
-/// that out. What was prefetched and not acquired yet goes after that, and what a plan keeps goes last. A plan counts
-/// with all that its uploader may have, so give the uploader a `device_budget` if others are to have the rest.
+/// Memory goes to the tensors that are used, whichever uploader has them: one policy, W-TinyLFU, decides over all of
+/// them what goes first. It keeps what is used often and what was used lately, and one pass over everything does not
+/// drive that out. What was prefetched and not acquired yet goes after that, and what a plan keeps goes last. A plan
+/// counts with all that its uploader may have, so give the uploader a `device_budget` if others are to have the rest.
 ///
 /// An acquire evicts what no lease holds, and cancels prefetches that nobody waits for. Prefetches and plans take
 /// nothing from other uploaders. So acquire() throws budget_exceeded if the leases of all uploaders leave no room, and

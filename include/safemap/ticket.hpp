@@ -39,8 +39,9 @@ public:
     Ticket& operator=(Ticket&& other) noexcept;
     ~Ticket();
 
-    /// Returns true if wait() would not block: the tensors are on the device, the upload failed, the deadline has passed
-    /// or a stop was requested, or there is no upload any more. Without reader threads, does at most one job of it.
+    /// Returns true if wait() would not block: the tensors are on the device, the upload failed, the deadline has
+    /// passed or a stop was requested, or there is no upload any more. Without reader threads, does at most one job of
+    /// it.
     bool done() const noexcept;
     /// Waits as Uploader::acquire() does, and returns the lease. Throws what that throws, and the errors of Request.
     /// The ticket is used up, whether this throws or not; for a ticket that is, throws invalid_argument. If the

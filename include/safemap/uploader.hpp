@@ -156,10 +156,11 @@ public:
     ///
     /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order.
     /// The others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease
-    /// holds the slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is the
-    /// size of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their
-    /// groups stay first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is
-    /// used next, and what is on the device already stays until it is used, as far as two bundles fit beside it.
+    /// holds the slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is
+    /// the size of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles
+    /// that share tensors with others have no slot: their groups stay first, or come and go. In a plan that is not
+    /// cyclic, what is not used again makes way for what is used next, and what is on the device already stays until it
+    /// is used, as far as two bundles fit beside it.
     ///
     /// Other bundles can still be acquired. Memory that the plan uses goes last.
     ///

@@ -1,6 +1,6 @@
-// Brings groups to the device. A group claims its room first, in one step under the lock; then it gets memory, from what
-// is kept or from the device, and may have to wait for memory that is leaving; then readers do its jobs, and it arrives.
-// Here, too: what cancels an upload, and what evicts a group.
+// Brings groups to the device. A group claims its room first, in one step under the lock; then it gets memory, from
+// what is kept or from the device, and may have to wait for memory that is leaving; then readers do its jobs, and it
+// arrives. Here, too: what cancels an upload, and what evicts a group.
 #include "device/cache.hpp"
 
 #include <safemap/error.hpp>
@@ -86,8 +86,7 @@ bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reac
 }
 
 /// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
-bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded,
-                      Room& room) {
+bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room) {
     ledger_.restore(std::exchange(room.victims, {}));
     Ledger::Missing missing = ledger_.missing(view.account, claims);
     if (claims > view.account.cap) return false;
@@ -466,8 +465,8 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
 /// Returns true if there is a prefetch into a shared block, which cannot be cancelled, or a cancelled one that still
 /// writes to its block.
 bool Cache::is_small_on_its_way() const noexcept {
-    return std::ranges::any_of(
-        uploads_, [](const Upload* upload) { return upload->block != nullptr || is_idle(*upload, true); });
+    return std::ranges::any_of(uploads_,
+                               [](const Upload* upload) { return upload->block != nullptr || is_idle(*upload, true); });
 }
 
 /// Waits for it, and helps. Releases the lock meanwhile.

@@ -159,9 +159,7 @@ UploadStats Cache::stats(const View& view) const {
 DeviceBudgetStats Cache::stats() const {
     require_own_process();
     const std::lock_guard lock(mutex_);
-    return {.device_bytes = heap_.total(),
-            .peak_device_bytes = heap_.peak(),
-            .peak_staging_bytes = staging_.peak()};
+    return {.device_bytes = heap_.total(), .peak_device_bytes = heap_.peak(), .peak_staging_bytes = staging_.peak()};
 }
 
 // Prefetching and evicting.

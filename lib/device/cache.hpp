@@ -1,8 +1,8 @@
 // The cache of a device: brings groups of tensors to it under a budget, and leases them. Knows tensors, not
 // checkpoints.
 //
-// There is one cache for a DeviceBudget. Each uploader has a view of it: its tensors, its share of the budget, its plan.
-// The code stands by what it is about:
+// There is one cache for a DeviceBudget. Each uploader has a view of it: its tensors, its share of the budget, its
+// plan. The code stands by what it is about:
 //   cache.cpp      views: their bundles, sleep and end
 //   leases.cpp     leasing bundles, and the order of leases, copies and the work of callers
 //   arrivals.cpp   groups on their way: room, memory, arrival, cancelling
@@ -10,9 +10,9 @@
 // and, apart from the cache and without its lock, ledger.cpp (the arithmetic of the budget), fill.cpp (memory of the
 // caller), readers.cpp (threads), staging.cpp (slabs).
 //
-// Locks. Cache::mutex_ guards all bookkeeping of the cache and its views. Under it, these are taken, never the other way
-// round: the mutex of the readers (to queue and cancel tasks), that of the staging pool (never held while waiting), that
-// of a stream that records an event. Owners::mutex_ is taken by itself.
+// Locks. Cache::mutex_ guards all bookkeeping of the cache and its views. Under it, these are taken, never the other
+// way round: the mutex of the readers (to queue and cancel tasks), that of the staging pool (never held while waiting),
+// that of a stream that records an event. Owners::mutex_ is taken by itself.
 //
 // Who may wait, while holding what:
 // - Nobody allocates or frees device memory, reads, or waits for a copy while holding a mutex.
@@ -58,8 +58,8 @@ using Bundles = std::list<std::shared_ptr<const BundleData>>;
 using Groups = std::vector<std::shared_ptr<Group>>;
 using Uploads = std::vector<std::shared_ptr<Upload>>;
 
-/// What one uploader has of a cache. Its groups hold it. The mutex of the cache guards the members that change, but for
-/// `owners`, `paths` and the atomic ones.
+/// The share that one uploader has of a cache. Its groups hold it. The mutex of the cache guards the members that
+/// change, but for `owners`, `paths` and the atomic ones.
 struct View {
     View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRules& rules);
     ~View();
@@ -72,11 +72,11 @@ struct View {
     Paths paths;
     Owners owners;
     std::unordered_map<const Group*, Bundles> kept = {};
-    std::unique_ptr<Plan> plan = {};         // null: none
-    Groups asleep = {};                      // groups that wake() brings back
-    std::atomic<bool> follows = false;  // a plan wants to be told of each lease; not while all of it is there
-    std::atomic<bool> stopped = false;       // its leases free what they end
-    std::atomic<std::int64_t> stalled = 0;   // nanoseconds
+    std::unique_ptr<Plan> plan = {};        // null: none
+    Groups asleep = {};                     // groups that wake() brings back
+    std::atomic<bool> follows = false;      // a plan wants to be told of each lease; not while all of it is there
+    std::atomic<bool> stopped = false;      // its leases free what they end
+    std::atomic<std::int64_t> stalled = 0;  // nanoseconds
     std::uint64_t uploaded_bytes = 0;
     std::uint64_t evictions = 0;
     std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do

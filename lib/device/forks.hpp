@@ -1,4 +1,4 @@
-// What a process that was forked must not touch: threads, locks and devices of the process that it was forked from.
+// Forks: a process that was forked must not touch threads, locks and devices of the process that it was forked from.
 #pragma once
 
 #include <safemap/api.hpp>

@@ -83,7 +83,7 @@ private:
     std::atomic<std::uint64_t> word_ = of(State::absent);
 };
 
-/// What the policy knows of a piece of memory, and the memory while it is there.
+/// A record of the policy, and the memory that it is about while that is there.
 struct Record final : Use {
     Holding* holding = nullptr;
 };

@@ -1,5 +1,5 @@
-// Leases bundles: in one step if everything is resident, otherwise under the lock. Orders leases, copies and the work of
-// callers.
+// Leases bundles: in one step if everything is resident, otherwise under the lock. Orders leases, copies and the work
+// of callers.
 //
 // A group is absent, arriving or resident. An acquire leases all groups of its bundle, whatever their state, and then
 // claims room for all absent ones in one step: free bytes, the memory of residents that nobody leases, and that of
@@ -146,8 +146,8 @@ void Cache::help_without_readers(const BundleData& bundle) {
 }
 
 /// Leases all groups, and begins the uploads of those that are absent. Returns all uploads that the lease waits for.
-/// Throws budget_exceeded, the fault of a prefetch, and errors of the request; then nothing is leased. Without a worker,
-/// never waits, and leaves it to readers to get memory; returns nothing, and leases nothing, if it had to wait.
+/// Throws budget_exceeded, the fault of a prefetch, and errors of the request; then nothing is leased. Without a
+/// worker, never waits, and leaves it to readers to get memory; returns nothing, and leases nothing, if it had to wait.
 std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Request& request, Worker* worker) {
     Trash trash;
     Leases leases(bundle);

@@ -33,8 +33,8 @@ public:
     Choice(const Account& account, const Reach& reach, std::size_t groups)
         : account_(account),
           reach_(reach),
-          // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been leased
-          // for longer was announced by mistake. The time of the cache moves by 2.
+          // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been
+          // leased for longer was announced by mistake. The time of the cache moves by 2.
           awaited_since_(reach.since - std::min<std::uint64_t>(reach.since, 2 * groups)) {}
 
     /// Returns true if all groups of a holding can go.
@@ -49,7 +49,7 @@ public:
         return std::ranges::all_of(holding.groups, [&](const Group* group) { return can_go(*group); });
     }
 
-    /// What else than the policy decides about a holding. The least goes first.
+    /// The reason why another than the policy decides about a holding. The least goes first.
     struct Reason {
         unsigned tier = 0;            // 0: nothing
         std::uint64_t announced = 0;  // the latest time at which a group of it was announced that is awaited

@@ -30,11 +30,11 @@ struct Holding {
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     Fences fences = {};                         // work in progress that groups left in the memory
     std::vector<Group*> groups = {};
-    std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
-    Record block = {};        // what the policy knows of a shared block
-    Record* record = nullptr;  // what it knows of this; null: nothing, as a plan decides about it
+    std::size_t writers = 0;   // shared blocks: cancelled uploads whose jobs may still write to it
+    Record block = {};         // the policy's record of a shared block
+    Record* record = nullptr;  // its own record; null: none, as a plan decides about it
     bool is_chosen = false;    // the policy has chosen it to go
-    std::size_t at = 0;       // position in the list of holdings
+    std::size_t at = 0;        // position in the list of holdings
 
     /// Takes the fences of a group that is not resident any more.
     void take_fences(Group& group) noexcept;
@@ -42,7 +42,7 @@ struct Holding {
     bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
 };
 
-/// What one uploader has of the device.
+/// The share that one uploader has of the device.
 struct Account {
     /// `most`: the largest number of bytes that it may claim.
     explicit Account(std::uint64_t most) noexcept;
@@ -76,8 +76,8 @@ struct Account {
     std::vector<Slot> slots = {};
 };
 
-/// The holdings of a device. What they claim, whether or not it is allocated yet, never exceeds the budget, nor do those
-/// of an account exceed its cap.
+/// The holdings of a device. What they claim, whether or not it is allocated yet, never exceeds the budget, nor do
+/// those of an account exceed its cap.
 class Ledger {
 public:
     explicit Ledger(std::uint64_t budget) noexcept : budget_(budget), policy_(budget) {}
@@ -88,8 +88,8 @@ public:
     // Room.
     /// Bytes that have to go before an account can claim more.
     struct Missing {
-        std::uint64_t own = 0;  ///< of its own holdings
-        std::uint64_t all = 0;  ///< of all holdings, those included
+        std::uint64_t own = 0;  ///< bytes of its own holdings
+        std::uint64_t all = 0;  ///< bytes of all holdings, those included
 
         explicit operator bool() const noexcept { return own > 0 || all > 0; }
         /// Subtracts bytes that go.

@@ -49,8 +49,8 @@ public:
         std::vector<std::size_t> keys;
         keys.reserve(from.size());
         for (const std::uint32_t i : from) keys.push_back(entries_[i]->first);
-        auto group = std::make_shared<Group>(view, view->cache->number_group(), std::move(layout), std::move(keys),
-                                             view->sizes);
+        auto group =
+            std::make_shared<Group>(view, view->cache->number_group(), std::move(layout), std::move(keys), view->sizes);
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
             entries_[from[i]]->second = {group, group.get(), i};

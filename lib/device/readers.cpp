@@ -73,7 +73,9 @@ bool Readers::help(Task& task, Worker& worker) {
 
 bool Readers::help_demand(Worker& worker) {
     Lock lock(shared_->mutex);
-    const auto can_help = [](const Shared::Entry& entry) { return !entry.task->exhausted() && !entry.task->may_wait(); };
+    const auto can_help = [](const Shared::Entry& entry) {
+        return !entry.task->exhausted() && !entry.task->may_wait();
+    };
     const auto found = std::ranges::find_if(shared_->demand, can_help);
     if (found == shared_->demand.end()) return false;
     const auto task = found->task;
@@ -117,7 +119,8 @@ void Readers::give_back(std::unique_ptr<Worker> worker) noexcept {
 /// Starts the threads that are missing. Without a thread, or without memory for one, callers read alone.
 void Readers::start_threads() noexcept {
     try {
-        while (shared_->threads.size() < shared_->expected) shared_->threads.emplace_back([shared = shared_] { shared->read_until_stopped(); });
+        while (shared_->threads.size() < shared_->expected)
+            shared_->threads.emplace_back([shared = shared_] { shared->read_until_stopped(); });
     } catch (const std::exception&) {
     }
 }

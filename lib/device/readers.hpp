@@ -83,8 +83,8 @@ public:
 
 private:
     using Lock = std::unique_lock<std::mutex>;
-    /// What the threads work on. It outlives the one that ends the readers, and in a process that was forked, where no
-    /// thread is left, all of them.
+    /// The state that the threads work on. It outlives the one that ends the readers, and in a process that was forked,
+    /// where no thread is left, all of them.
     struct Shared {
         struct Entry {
             std::shared_ptr<Task> task;

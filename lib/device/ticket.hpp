@@ -15,7 +15,7 @@ struct Ticket::Data {
     std::shared_ptr<const device::BundleData> bundle = {};
     Request request = {};
     device::Uploads uploads = {};
-    bool begun = false;             // what waits for its beginning has no lease yet
+    bool begun = false;             // false: it waits for something in the way, and has no lease yet
     std::exception_ptr fault = {};  // why it did not begin
 
     /// Begins, if that needs no wait.

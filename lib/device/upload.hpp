@@ -54,12 +54,12 @@ public:
     std::shared_ptr<Group> group;  // until the upload is finished
     Filling filling;
 
-    std::atomic<bool> submitted = false;  // memory is set, and jobs may run
-    std::atomic<bool> demanded = false;   // somebody waits for it
-    int priority = 0;                     // the highest of those who wait for it
-    bool waits_for_help = false;          // nobody is getting its memory, or will unless a reader or a caller does
+    std::atomic<bool> submitted = false;   // memory is set, and jobs may run
+    std::atomic<bool> demanded = false;    // somebody waits for it
+    int priority = 0;                      // the highest of those who wait for it
+    bool waits_for_help = false;           // nobody is getting its memory, or will unless a reader or a caller does
     std::weak_ptr<Task> preparation = {};  // the task of a reader that gets its memory
-    bool cancelled = false;               // the group does not want it any more
+    bool cancelled = false;                // the group does not want it any more
     bool finished = false;
     bool providing = false;  // a thread is getting its memory, or has got it
     std::exception_ptr fault = {};

@@ -32,8 +32,8 @@ public:
     std::uint64_t max_pitch() const noexcept { return max_pitch_; }
     std::uint64_t total_memory() const noexcept { return total_memory_; }
 
-    /// If `result` is an error: throws invalid_argument for one that is_about_the_call(); otherwise notes that the device
-    /// failed, and throws device_failed. `call` is a literal.
+    /// If `result` is an error: throws invalid_argument for one that is_about_the_call(); otherwise notes that the
+    /// device failed, and throws device_failed. `call` is a literal.
     void check(CuResult result, const char* call);
     void note_failure(CuResult result, const char* call) noexcept {
         DeviceHealth::note_failure(static_cast<int>(result), call);

@@ -33,8 +33,8 @@ public:
     /// Returns true if the device is a processor: usually the one of the host.
     bool is_cpu() const noexcept { return is_cpu_; }
 
-    /// If `result` is an error: throws invalid_argument for one that is_about_the_call(); otherwise notes that the device
-    /// failed, and throws device_failed. `call` is a literal.
+    /// If `result` is an error: throws invalid_argument for one that is_about_the_call(); otherwise notes that the
+    /// device failed, and throws device_failed. `call` is a literal.
     void check(ClResult result, const char* call);
     void note_failure(ClResult result, const char* call) noexcept {
         DeviceHealth::note_failure(static_cast<int>(result), call);

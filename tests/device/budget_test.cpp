@@ -218,7 +218,8 @@ TEST_CASE("blocks that go do not make new ones smaller than what was claimed") {
         bundles.push_back(cache.bundle(next.back().tensor));
     }
     const Held three = cache.acquire(cache.bundle(all));
-    for (std::size_t i = 0; i < 3; ++i) CHECK(read_back(*three.bundle().view->cache->device(), three[i]) == value_of(all[i]));
+    for (std::size_t i = 0; i < 3; ++i)
+        CHECK(read_back(*three.bundle().view->cache->device(), three[i]) == value_of(all[i]));
     CHECK(cache.stats().peak_device_bytes <= 2_MiB);
 }
 
@@ -309,7 +310,7 @@ TEST_CASE("what a plan keeps goes last, but it goes for a lease of a neighbour")
     CHECK(second.resident() == 300);
     first.pass();
     leases.clear();
-    // It comes back as soon as the plan is told of a lease.
+    // It comes back with the next lease of the plan.
     first.pass();
     CHECK(soon([&] { return first.pass() == 0; }));
 }

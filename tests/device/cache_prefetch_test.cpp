@@ -119,7 +119,7 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
         for (int i = 0; i < 20; ++i) {
             const auto before = cache.stats();
             pass();
-            if (i == 0) continue;  // what stays is settled now
+            if (i == 0) continue;  // after this pass, the same ones stay
             // All layers stay but those ahead, the one in use, and the one that it replaces.
             CHECK(cache.stats().uploaded_bytes - before.uploaded_bytes <= 100 * (count - 8 + ahead + 1));
         }

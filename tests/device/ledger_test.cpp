@@ -61,7 +61,7 @@ std::uint64_t claims_of(const Account& account, std::span<Group* const> groups) 
 
 /// Reserves room as the cache does. Returns the bytes that are still missing.
 std::uint64_t reserve_room(Ledger& ledger, const Account& account, std::uint64_t bytes, Ledger::Reach reach,
-                      std::vector<Holding*>& victims) {
+                           std::vector<Holding*>& victims) {
     Ledger::Missing missing = ledger.missing(account, bytes);
     ledger.reserve(account, bytes, missing, reach, victims);
     return std::max(missing.own, missing.all);
