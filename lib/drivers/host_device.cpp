@@ -6,12 +6,14 @@
 #include "base/text.hpp"
 #include "drivers/backend.hpp"
 #include "drivers/huge_pages.hpp"
+#include "drivers/memory_limit.hpp"
 
 #include <safemap/error.hpp>
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstring>
@@ -98,18 +100,21 @@ public:
     bool wait_until(std::chrono::steady_clock::time_point) const override { return true; }
 };
 
-/// Returns the kernel's estimate of the memory that is available without swapping, or nothing if there is no /proc.
-std::optional<std::uint64_t> available_memory() {
+/// Returns the kernel's estimate of the memory that is available without swapping, or what is free if there is no
+/// /proc.
+std::uint64_t available_memory() {
     constexpr std::string_view key = "MemAvailable:";
     std::ifstream meminfo("/proc/meminfo");
     for (std::string line; std::getline(meminfo, line);) {
         if (!line.starts_with(key)) continue;
         const char* from = line.data() + line.find_first_not_of(' ', key.size());
         std::uint64_t kib = 0;
-        if (std::from_chars(from, line.data() + line.size(), kib).ec != std::errc{}) return std::nullopt;
-        return checked_mul(kib, 1_KiB);
+        if (std::from_chars(from, line.data() + line.size(), kib).ec != std::errc{}) break;
+        if (const auto bytes = checked_mul(kib, 1_KiB)) return *bytes;
     }
-    return std::nullopt;
+    const long pages = ::sysconf(_SC_AVPHYS_PAGES);
+    const long page_size = ::sysconf(_SC_PAGESIZE);
+    return pages < 0 || page_size < 0 ? 0 : static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
 }
 
 /// Copies before it returns.
@@ -137,11 +142,8 @@ public:
     const std::string& name() const noexcept override { return name_; }
 
     std::uint64_t free_memory() const override {
-        if (const auto available = available_memory()) return *available;
-        const long pages = ::sysconf(_SC_AVPHYS_PAGES);
-        const long page_size = ::sysconf(_SC_PAGESIZE);
-        return pages < 0 || page_size < 0 ? 0
-                                          : static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
+        const std::uint64_t available = available_memory();
+        return std::min(available, room_in_cgroups().value_or(available));
     }
 
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override { return std::make_shared<HostMemory>(size); }
