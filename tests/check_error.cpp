@@ -15,3 +15,10 @@ void check_error(const std::optional<safemap::Error>& error, const Codes& codes,
     if (parts.message) CHECK(error->message() == *parts.message);
     if (parts.hint) CHECK(error->hint() == *parts.hint);
 }
+
+void check_bad_calls(const std::vector<BadCall>& calls) {
+    for (const BadCall& call : calls) {
+        CAPTURE(call.text);
+        check_error(error_of(call.make), {call.code}, {});
+    }
+}

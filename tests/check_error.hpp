@@ -5,8 +5,10 @@
 
 #include <safemap/error.hpp>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 using Codes = std::vector<safemap::Errc>;
@@ -23,3 +25,16 @@ struct ErrorParts {
 /// Checks that there is an error, that it has one of the codes, and that its message has all words.
 void check_error(const std::optional<safemap::Error>& error, const Codes& codes, const Words& words,
                  const ErrorParts& parts = {});
+
+/// A wrong call, as text and to make, and the code of its error.
+struct BadCall {
+    BadCall(const char* text_, safemap::Errc code_, std::function<void()> make_)
+        : text(text_), code(code_), make(std::move(make_)) {}
+    const char* text;
+    safemap::Errc code;
+    std::function<void()> make;
+};
+#define BAD_CALL(code, expression) BadCall(#expression, safemap::Errc::code, [&] { static_cast<void>(expression); })
+
+/// Checks that each call throws a safemap::Error with its code and a message.
+void check_bad_calls(const std::vector<BadCall>& calls);

@@ -72,7 +72,8 @@ private:
 ///     std::cout << layer.size() << " tensors take " << layer.device_bytes() << " bytes of the device\n";
 class SAFEMAP_API Bundle {
 public:
-    /// Makes a handle of no bundle, which can only be assigned to.
+    /// Makes a handle of no bundle, which has no tensors. An Uploader throws invalid_argument for it, and for a handle
+    /// that was moved from.
     Bundle() noexcept = default;
 
     /// Returns the number of tensors that a lease has.
@@ -90,7 +91,8 @@ private:
 };
 
 /// The result of Uploader::acquire(): the tensors of a bundle, which stay on the device until the lease is released or
-/// destroyed. Leases can be moved, not copied. A lease may outlive its Uploader. It must not be used from two threads
+/// destroyed. Leases can be moved, not copied. A lease that was moved from, or has ended, has no tensors, and releasing
+/// or waiting for it does nothing. A lease may outlive its Uploader. It must not be used from two threads
 /// at once.
 ///
 /// A lease that was acquired on a stream is for the work of that stream: its tensors may still be on their way, but all
@@ -115,10 +117,12 @@ public:
     /// Returns the tensors, in the order in which they were requested. The span is valid until the lease ends.
     std::span<const DeviceTensor> tensors() const& noexcept;
     std::span<const DeviceTensor> tensors() const&& = delete;
-    /// Returns the tensor with this name. Throws tensor_not_found. Takes logarithmic time; the first call for a bundle
-    /// sorts its names.
+    /// Returns the tensor with this name. Throws tensor_not_found, and invalid_argument if `name` is null. Takes
+    /// logarithmic time; the first call for a bundle sorts its names.
     const DeviceTensor& operator[](std::string_view name) const&;
     const DeviceTensor& operator[](std::string_view name) const&& = delete;
+    const DeviceTensor& operator[](const char* name) const&;
+    const DeviceTensor& operator[](const char* name) const&& = delete;
     /// Blocks until the tensors are on the device. Throws device_failed.
     void wait() const;
 

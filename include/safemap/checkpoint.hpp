@@ -96,6 +96,8 @@ public:
     /// Reads headers, indexes and pickles: the cost grows with the number of tensors, not with their size. The
     /// exception is a plain pickle, which has its tensors inside and is read as a whole.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+    /// Does the same. Throws invalid_argument for null, which std::getenv() returns.
+    static Checkpoint open(const char* path, const OpenOptions& options = {});
     /// Opens the shards of one checkpoint without an index, in the given order. Throws duplicate_name if two shards
     /// hold a tensor of the same name, shard_missing if the names of files are those of numbered shards
     /// ("model-00001-of-00003.safetensors") of which some are not given, invalid_argument for an empty list or a null
@@ -160,14 +162,19 @@ public:
     const LazyTensor& tensor(std::size_t i) const& noexcept;
     const LazyTensor& tensor(std::size_t i) const&& = delete;
     /// Returns the tensor with this name or alias. Throws tensor_not_found; in a checkpoint of up to 4096 tensors, the
-    /// error suggests similar names.
+    /// error suggests similar names. Throws invalid_argument if `name` is null.
     const LazyTensor& operator[](std::string_view name) const&;
     LazyTensor operator[](std::string_view name) const&& { return (*this)[name]; }
-    const LazyTensor& operator[](const char* name) const& { return (*this)[std::string_view(name)]; }
-    LazyTensor operator[](const char* name) const&& { return (*this)[std::string_view(name)]; }
-    /// Returns the tensor with this name or alias, or null if it is missing. Takes constant time and allocates nothing.
+    const LazyTensor& operator[](const char* name) const&;
+    LazyTensor operator[](const char* name) const&& { return (*this)[name]; }
+    /// Returns the tensor with this name or alias, or null if it is missing or `name` is null. Takes constant
+    /// time and allocates nothing.
     const LazyTensor* find(std::string_view name) const& noexcept;
+    const LazyTensor* find(const char* name) const& noexcept {
+        return name == nullptr ? nullptr : find(std::string_view(name));
+    }
     const LazyTensor* find(std::string_view name) const&& = delete;
+    const LazyTensor* find(const char* name) const&& = delete;
     // The kernel's page cache. An empty selection stands for all tensors.
     /// Returns the sum of LazyTensor::residency() over the selected tensors. Bytes that several tensors share count
     /// once. Throws as LazyTensor::residency() does.
@@ -183,6 +190,9 @@ public:
     const LazyTensor* end() const& noexcept;
     const LazyTensor* begin() const&& = delete;
     const LazyTensor* end() const&& = delete;
+    // A span is made of begin() and end(), and would dangle.
+    operator std::span<const LazyTensor>() && = delete;
+    operator std::span<const LazyTensor>() const&& = delete;
 
     /// Returns the nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
     /// select() and renamed() do not change the tree: it has all tensors, under the names that they were opened with.
@@ -199,7 +209,8 @@ public:
     /// Returns a checkpoint of the same tensors under the names that `function` returns; it is called once for each
     /// name in all_names(). Aliases of tied tensors are keys of the metadata; these pairs get the new names, too.
     /// Throws name_collision if two names become equal, or if the new alias of a tied tensor is already the key of
-    /// another pair. Exceptions of `function` pass through. Takes linear time.
+    /// another pair. Exceptions of `function` pass through. Throws invalid_argument for an empty
+    /// function. Takes linear time.
     Checkpoint renamed(const std::function<std::string(std::string_view)>& function) const;
     /// Returns a checkpoint of the part of the tree at `path`. Its names are relative to `path`, and are those of the
     /// tree: names that renamed() gave are lost. Tensors that select() left out are in skipped(). Throws

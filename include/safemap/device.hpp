@@ -51,7 +51,7 @@ public:
     /// the device failed.
     virtual bool wait_until(std::chrono::steady_clock::time_point deadline) const = 0;
     /// Blocks until all work before this position is done. Throws as wait_until().
-    void wait() const { wait_until(std::chrono::steady_clock::time_point::max()); }
+    void wait() const { static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max())); }
 };
 
 /// Rows of equal size, at equal distances in a staging buffer and at equal distances in device memory. All numbers but
@@ -129,6 +129,8 @@ public:
     /// Opens the device with this name: "host", "cuda:N" or "opencl:N". Throws no_such_device, which lists the
     /// available devices.
     static std::shared_ptr<Device> open(std::string_view name);
+    /// Does the same. Throws invalid_argument for null, which std::getenv() returns.
+    static std::shared_ptr<Device> open(const char* name);
     /// Uses a device of OpenCL in a context of the caller, so that the caller's queues and safemap's can wait for each
     /// other. `context` is a cl_context, and `device` a cl_device_id that it has. Both are retained, and released with
     /// the last owner of the returned device, of its memory, staging buffers and events. So the caller may release them

@@ -134,6 +134,9 @@ public:
     /// Makes the range of the `count` elements of `view`, which must all be inside `bytes`.
     Elements(SharedBytes bytes, StridedView view, std::uint64_t count)
         : bytes_(std::move(bytes)), view_(std::move(view)), count_(count) {}
+    // There is no move: a range that was moved from would have no bytes.
+    Elements(const Elements&) = default;
+    Elements& operator=(const Elements&) = default;
 
     std::uint64_t size() const noexcept { return count_; }
     bool empty() const noexcept { return count_ == 0; }

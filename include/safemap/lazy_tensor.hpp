@@ -26,8 +26,8 @@ namespace safemap::SAFEMAP_ABI {
 /// at most 8 KiB between them.
 ///
 /// A LazyTensor shares its pieces and their sources, so it may outlive its checkpoint. Files may be closed and opened
-/// again: docs/lifetimes.md, "Open files". It is cheap to copy. Const members may be called from several threads at
-/// once.
+/// again: docs/lifetimes.md, "Open files". It is cheap to copy. A tensor that was moved from has lost its name and
+/// nothing else. Const members may be called from several threads at once.
 ///
 /// Example:
 ///     safemap::LazyTensor rows = checkpoint["wte.weight"].slice({{.start = 0, .stop = 4096}});
@@ -35,13 +35,18 @@ namespace safemap::SAFEMAP_ABI {
 ///     float first = values.at<float>(0, 0);
 class SAFEMAP_API LazyTensor {
 public:
-    /// Makes a tensor of all elements of `stored`, row-major. `stored` must not be null.
+    /// Makes a tensor of all elements of `stored`, row-major. Throws invalid_argument if `stored` is null.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
     /// Makes a tensor of the elements of `stored` that the parameter `view` selects; its offset and strides count
-    /// elements of `stored` in row-major order. `stored` must not be null. Throws bad_tensor if `view` reaches outside
-    /// `stored`, or if the numbers of its strides and dimensions differ; shape_overflow; and partial_byte if it cuts
-    /// bytes of a dtype whose elements are smaller than a byte.
+    /// elements of `stored` in row-major order. Throws invalid_argument if `stored` is null; bad_tensor if `view`
+    /// reaches outside `stored`, or if the numbers of its strides and dimensions differ; shape_overflow; and
+    /// partial_byte if it cuts bytes of a dtype whose elements are smaller than a byte.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
+    LazyTensor(const LazyTensor&) = default;
+    LazyTensor& operator=(const LazyTensor&) = default;
+    LazyTensor(LazyTensor&& other) noexcept;
+    LazyTensor& operator=(LazyTensor&& other) noexcept;
+    ~LazyTensor() = default;
 
     const std::string& name() const& noexcept { return name_; }
     std::string name() && noexcept { return std::move(name_); }

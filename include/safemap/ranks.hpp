@@ -89,7 +89,7 @@ struct RankRule {
 ///
 /// Example:
 ///     const RankRule rules[] = {{.names = "*norm*"}, {.names = "*", .split = RankRule::Split::column}};
-///     uploader.bundle(tensors_of_rank(checkpoint, rules, {.number = 3, .of = 8}));
+///     safemap::Bundle mine = uploader.bundle(tensors_of_rank(checkpoint, rules, {.number = 3, .of = 8}));
 SAFEMAP_API std::vector<LazyTensor> tensors_of_rank(std::span<const LazyTensor> tensors,
                                                     std::span<const RankRule> rules, Rank rank);
 /// Returns those of all tensors of the checkpoint, under all names: for a tied tensor, the rule of each name counts.

@@ -103,8 +103,10 @@ public:
     NodeId add(Node node);
     /// Reserves memory for this many nodes.
     void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
-    const Node& operator[](NodeId id) const { return nodes_[id]; }
-    Node& operator[](NodeId id) { return nodes_[id]; }
+    /// Return the node with this number. Throw invalid_argument for a number beyond size(), for no_node, and for any
+    /// number in a tree without nodes, such as one that was moved from.
+    const Node& operator[](NodeId id) const { return nodes_[id < nodes_.size() ? id : refuse(id)]; }
+    Node& operator[](NodeId id) { return nodes_[id < nodes_.size() ? id : refuse(id)]; }
     /// Returns the number of nodes.
     std::size_t size() const noexcept { return nodes_.size(); }
 
@@ -120,13 +122,14 @@ public:
     /// Removes the node at a path from its container, and returns true if it existed. Later items move up. The root
     /// cannot be removed.
     bool erase(std::string_view path);
-    /// Returns a new tree of the nodes that can be reached from `root`.
+    /// Returns a new tree of the nodes that can be reached from `root`. Throws as operator[] does.
     StateTree subtree(NodeId root) const;
 
     NodeId root() const noexcept { return root_; }
     void set_root(NodeId id) noexcept { root_ = id; }
 
 private:
+    [[noreturn]] NodeId refuse(NodeId id) const;
     std::vector<Node> nodes_;
     NodeId root_ = 0;
 };

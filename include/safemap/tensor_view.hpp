@@ -38,6 +38,9 @@ public:
     /// storage_too_short if an element is outside `bytes`, shape_overflow, partial_byte for a sub-byte dtype unless the
     /// view is contiguous and starts at a whole byte, and bad_tensor if the numbers of strides and dimensions differ.
     TensorView(Dtype dtype, SharedBytes bytes, StridedView view);
+    // There is no move: a view that was moved from would have no bytes.
+    TensorView(const TensorView&) = default;
+    TensorView& operator=(const TensorView&) = default;
     /// Makes a row-major tensor of the first elements of `bytes`. Throws shape_overflow, partial_byte and
     /// storage_too_short.
     static TensorView row_major(Dtype dtype, SharedBytes bytes, const Shape& shape) {

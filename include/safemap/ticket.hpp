@@ -33,7 +33,7 @@ struct Request {
 ///     safemap::Lease lease = ticket.wait();  // after work for the experts that are there
 class SAFEMAP_API Ticket {
 public:
-    /// Makes a ticket for nothing, which can only be assigned to.
+    /// Makes a ticket for nothing, as is one that was moved from: it is done(), and wait() throws invalid_argument.
     Ticket() noexcept;
     Ticket(Ticket&& other) noexcept;
     Ticket& operator=(Ticket&& other) noexcept;

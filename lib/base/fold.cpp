@@ -5,6 +5,7 @@
 //   - PaddedKeys: the groups that have a number with zeros in front.
 //   - Folder: folds names by their last number as they come, and then the groups by their other numbers.
 #include <safemap/advanced/fold.hpp>
+#include <safemap/error.hpp>
 
 #include "base/name_index.hpp"
 
@@ -288,6 +289,7 @@ std::vector<Folded> fold(const std::vector<Foldable>& names) {
 }
 
 std::vector<Folded> fold(std::size_t count, const std::function<Foldable(std::size_t)>& name_at) {
+    if (!name_at) throw Error(Errc::invalid_argument, "there is no function that returns names");
     std::vector<Folded> items = fold_last(count, name_at);
     std::size_t places = 0;
     for (const Folded& item : items) places = std::max(places, item.parts.size());

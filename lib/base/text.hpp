@@ -26,6 +26,11 @@ void append_utf8(std::string& out, std::uint32_t code);
 std::string excerpt(std::string_view text);
 /// Returns "'name'", where the name is an excerpt().
 std::string quoted(std::string_view text);
+/// Returns `text`. Throws invalid_argument if it is null: "there is no " and `what`.
+inline std::string_view not_null(const char* text, const char* what) {
+    if (text == nullptr) throw Error(Errc::invalid_argument, std::string("there is no ") + what);
+    return text;
+}
 /// Returns "a, b and 3 more": the first `most` names, each as an excerpt(), and how many more there are.
 std::string names_text(std::span<const std::string> names, std::size_t most);
 /// Returns true if a path stays in the folder where it begins: relative and without "..". Ignores symbolic links.

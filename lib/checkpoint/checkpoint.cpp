@@ -81,6 +81,10 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions
     return Checkpoint(std::make_shared<const State>(open::read_path(path, options, faults)));
 }
 
+Checkpoint Checkpoint::open(const char* path, const OpenOptions& options) {
+    return open(std::filesystem::path(not_null(path, "path to open")), options);
+}
+
 Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const OpenOptions& options) {
     ThrowFirst faults;
     return Checkpoint(std::make_shared<const State>(open::read_paths(files, options, faults)));
@@ -131,6 +135,10 @@ const LazyTensor* Checkpoint::begin() const& noexcept { return state_->contents.
 const LazyTensor* Checkpoint::end() const& noexcept { return begin() + size(); }
 
 const LazyTensor* Checkpoint::find(std::string_view name) const& noexcept { return state_->find(name); }
+
+const LazyTensor& Checkpoint::operator[](const char* name) const& {
+    return (*this)[not_null(name, "name of a tensor")];
+}
 
 const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
     if (const LazyTensor* const tensor = find(name)) return *tensor;

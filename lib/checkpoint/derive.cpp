@@ -191,6 +191,7 @@ Checkpoint Checkpoint::select(const Selection& selection) const {
 }
 
 Checkpoint Checkpoint::renamed(const std::function<std::string(std::string_view)>& function) const {
+    if (!function) throw Error(Errc::invalid_argument, "there is no function that renames tensors");
     const Names names = all_names(*this);
     std::vector<std::string> after;
     after.reserve(names.size());

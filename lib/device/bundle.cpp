@@ -58,6 +58,8 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
     throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
 }
 
+const DeviceTensor& Lease::operator[](const char* name) const& { return (*this)[not_null(name, "name of a tensor")]; }
+
 /// Makes the lease of a bundle that is leased already, for the work of `stream`, and orders that after the copies.
 /// `orderable` is Cache::orderable(stream), which was asked before the bundle was leased.
 Lease Lease::ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,

@@ -1,5 +1,6 @@
 // Uploader: looks up names of a checkpoint, makes bundles of their tensors, and lets the cache bring them.
 
+#include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
 #include "device/cache.hpp"
 #include "device/ticket.hpp"
@@ -139,8 +140,7 @@ Lease Uploader::acquire(std::string_view name, NativeStream stream) {
 }
 
 Lease Uploader::acquire(const char* name, NativeStream stream) {
-    if (name == nullptr) throw Error(Errc::invalid_argument, "there is no name");
-    return acquire(std::string_view(name), stream);
+    return acquire(not_null(name, "name of a tensor"), stream);
 }
 
 Lease Uploader::acquire(const Selection& selection, NativeStream stream) {

@@ -76,6 +76,8 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
     throw_no_such_device(name);
 }
 
+std::shared_ptr<Device> Device::open(const char* name) { return open(not_null(name, "name of a device")); }
+
 std::shared_ptr<Device> Device::from_opencl(void* context, void* device) {
     return drivers::adopt_opencl(drivers::opencl_driver(), context, device);
 }

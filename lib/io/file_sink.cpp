@@ -57,6 +57,7 @@ private:
 }  // namespace
 
 std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options) {
+    if (path.empty()) throw Error(Errc::invalid_argument, "there is no path to save to");
     if (path.native().ends_with('/'))
         throw Error(Errc::invalid_argument, "expected one file, but the path ends in a slash").with_path(path.native());
     return std::make_shared<FileSink>(path, options);

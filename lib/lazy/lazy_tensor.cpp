@@ -41,12 +41,17 @@ void check_reach(const StoredTensor& stored, const StridedView& view) {
                                           std::to_string(stored.element_count()) + " elements");
 }
 
+const std::shared_ptr<const StoredTensor>& required(const std::shared_ptr<const StoredTensor>& stored) {
+    if (!stored) throw Error(Errc::invalid_argument, "the stored tensor is null");
+    return stored;
+}
+
 }  // namespace
 
 bool can_cast(Dtype from, Dtype to) noexcept { return from == to || (is_castable(from) && is_castable(to)); }
 
 LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding)
-    : name_(std::move(name)), stored_(std::move(stored)), decoding_(decoding), dtype_(stored_->dtype()) {}
+    : name_(std::move(name)), stored_(std::move(stored)), decoding_(decoding), dtype_(required(stored_)->dtype()) {}
 
 LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view,
                        Decoding decoding)
@@ -55,6 +60,23 @@ LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> sto
     if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, view))
         throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype_)) + " cuts bytes");
     view_ = std::make_shared<const StridedView>(std::move(view));
+}
+
+// Pieces are shared, not moved: a tensor without any would be an exception to each member.
+LazyTensor::LazyTensor(LazyTensor&& other) noexcept
+    : name_(std::move(other.name_)),
+      stored_(other.stored_),
+      view_(other.view_),
+      decoding_(other.decoding_),
+      dtype_(other.dtype_) {}
+
+LazyTensor& LazyTensor::operator=(LazyTensor&& other) noexcept {
+    name_ = std::move(other.name_);
+    stored_ = other.stored_;
+    view_ = other.view_;
+    decoding_ = other.decoding_;
+    dtype_ = other.dtype_;
+    return *this;
 }
 
 const Shape& LazyTensor::shape() const& noexcept { return view_ ? view_->shape : stored_->shape(); }

@@ -105,6 +105,11 @@ StateTree::NodeId StateTree::add(Node node) {
     return static_cast<NodeId>(nodes_.size() - 1);
 }
 
+StateTree::NodeId StateTree::refuse(NodeId id) const {
+    throw Error(Errc::invalid_argument, "there is no node " + (id == no_node ? "at all" : std::to_string(id)) +
+                                            " in a tree of " + std::to_string(nodes_.size()));
+}
+
 std::optional<StateTree::NodeId> StateTree::find(std::string_view path) const {
     if (nodes_.empty()) return std::nullopt;
     if (path.empty()) return root_;
@@ -122,7 +127,7 @@ void StateTree::put(std::string_view path, NodeId node) {
     const auto [above, segment] = split(path);
     const auto parent = find(above);
     // An attribute would not be part of the module's state.
-    if (!parent || state::is_module(*this, nodes_[*parent])) no_place(path);
+    if (!parent || state::is_module(*this, (*this)[*parent])) no_place(path);
     Node& container = nodes_[*parent];
     if (auto* const sequence = std::get_if<Sequence>(&container)) {
         if (state::item_segment(sequence->kind, sequence->items.size()) != segment) no_place(path);
@@ -164,6 +169,7 @@ StateTree StateTree::subtree(NodeId root) const {
     std::vector<NodeId> numbers(nodes_.size(), no_node);
     std::vector<NodeId> order;  // nodes of this tree, in the order of the new one
     const auto number_of = [&](NodeId old) {
+        static_cast<void>((*this)[old]);  // throws for a number beyond the nodes
         if (numbers[old] == no_node) {
             numbers[old] = static_cast<NodeId>(order.size());
             order.push_back(old);
@@ -175,7 +181,7 @@ StateTree StateTree::subtree(NodeId root) const {
     for (std::size_t i = 0; i < order.size(); ++i) {
         Node node = nodes_[order[i]];
         state::for_each_child(node, [&](NodeId& id) { id = number_of(id); });
-        part.add(std::move(node));
+        static_cast<void>(part.add(std::move(node)));
     }
     return part;
 }

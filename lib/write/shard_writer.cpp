@@ -15,6 +15,7 @@
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
+#include <safemap/error.hpp>
 
 #include "base/checksum.hpp"
 #include "base/faults.hpp"
@@ -454,44 +455,49 @@ ShardWriter::~ShardWriter() = default;
 ShardWriter::ShardWriter(ShardWriter&&) noexcept = default;
 ShardWriter& ShardWriter::operator=(ShardWriter&&) noexcept = default;
 
+ShardWriter::Impl& ShardWriter::impl() const {
+    if (!impl_) throw Error(Errc::invalid_argument, "the writer was moved from");
+    return *impl_;
+}
+
 void ShardWriter::write(std::string_view name, std::span<const std::byte> bytes) {
-    impl_->on_tensor(name, [&](std::uint32_t number) {
+    impl().on_tensor(name, [&](std::uint32_t number) {
         require_size(bytes.size(), impl_->declared(number).nbytes());
         impl_->put(number, impl_->range(number, {0, bytes.size()}), {.memory = bytes});
     });
 }
 
-void ShardWriter::write(std::string_view name, const TensorView& value) { impl_->write_whole(name, value); }
-void ShardWriter::write(std::string_view name, const LazyTensor& value) { impl_->write_whole(name, value); }
+void ShardWriter::write(std::string_view name, const TensorView& value) { impl().write_whole(name, value); }
+void ShardWriter::write(std::string_view name, const LazyTensor& value) { impl().write_whole(name, value); }
 
 void ShardWriter::write(std::string_view name, const Fill& fill) {
-    impl_->on_tensor(name, [&](std::uint32_t number) {
+    impl().on_tensor(name, [&](std::uint32_t number) {
         const std::uint64_t size = impl_->declared(number).nbytes();
         impl_->put(number, impl_->range(number, {0, size}), filled(fill, size));
     });
 }
 
 void ShardWriter::write_range(std::string_view name, std::uint64_t offset, std::span<const std::byte> bytes) {
-    impl_->on_tensor(name, [&](std::uint32_t number) {
+    impl().on_tensor(name, [&](std::uint32_t number) {
         impl_->put(number, impl_->range(number, {offset, bytes.size()}), {.memory = bytes});
     });
 }
 
 void ShardWriter::write_range(std::string_view name, std::uint64_t offset, const TensorView& value) {
-    impl_->write_range(name, offset, value);
+    impl().write_range(name, offset, value);
 }
 
 void ShardWriter::write_range(std::string_view name, std::uint64_t offset, const LazyTensor& value) {
-    impl_->write_range(name, offset, value);
+    impl().write_range(name, offset, value);
 }
 
 void ShardWriter::write_range(std::string_view name, Extent range, const Fill& fill) {
-    impl_->on_tensor(
+    impl().on_tensor(
         name, [&](std::uint32_t number) { impl_->put(number, impl_->range(number, range), filled(fill, range.size)); });
 }
 
 void ShardWriter::write_box(std::string_view name, const Box& box, std::span<const std::byte> bytes) {
-    impl_->on_tensor(name, [&](std::uint32_t number) {
+    impl().on_tensor(name, [&](std::uint32_t number) {
         const Region region = impl_->box(number, box);
         require_size(bytes.size(), impl_->size_of(number, region));
         impl_->put(number, region, {.memory = bytes});
@@ -499,20 +505,20 @@ void ShardWriter::write_box(std::string_view name, const Box& box, std::span<con
 }
 
 void ShardWriter::write_box(std::string_view name, const Shape& start, const TensorView& value) {
-    impl_->write_box(name, start, value);
+    impl().write_box(name, start, value);
 }
 
 void ShardWriter::write_box(std::string_view name, const Shape& start, const LazyTensor& value) {
-    impl_->write_box(name, start, value);
+    impl().write_box(name, start, value);
 }
 
 void ShardWriter::write_box(std::string_view name, const Box& box, const Fill& fill) {
-    impl_->on_tensor(name, [&](std::uint32_t number) {
+    impl().on_tensor(name, [&](std::uint32_t number) {
         const Region region = impl_->box(number, box);
         impl_->put(number, region, filled(fill, impl_->size_of(number, region)));
     });
 }
 
-SaveReport ShardWriter::commit() { return impl_->commit(); }
+SaveReport ShardWriter::commit() { return impl().commit(); }
 
 }  // namespace safemap::SAFEMAP_ABI

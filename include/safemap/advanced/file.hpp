@@ -58,7 +58,7 @@ struct FileSinkOptions {
 
 /// Returns a sink that writes the file `path` as a save to that path does: it fills a hidden file beside `path`, and
 /// commit() flushes it to disk (unless `durable` is false) and renames it, so that the file appears complete or not at
-/// all. Throws invalid_argument if `path` ends in a slash.
+/// all. Throws invalid_argument if `path` is empty or ends in a slash.
 ///
 /// allocate() of the sink throws already_exists, path_not_found, busy, no_space, permission_denied and io_error; its
 /// commit() throws what a save throws after it has copied the tensors. The report of a save to this sink lacks the

@@ -52,7 +52,8 @@ struct SAFEMAP_API Folded {
 ///     std::string times = groups[0].times();  // "x 2"
 SAFEMAP_API std::vector<Folded> fold(const std::vector<Foldable>& names);
 /// Folds the names that `name_at` returns for the numbers below `count`. Calls it twice for each number, and keeps no
-/// name that is folded: memory is linear in the groups. Exceptions of `name_at` pass through.
+/// name that is folded: memory is linear in the groups. Exceptions of `name_at` pass
+/// through. Throws invalid_argument for an empty function.
 SAFEMAP_API std::vector<Folded> fold(std::size_t count, const std::function<Foldable(std::size_t)>& name_at);
 
 /// Returns the name of the model part that a tensor belongs to: the name up to its first number, or, without a number,

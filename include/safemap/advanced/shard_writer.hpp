@@ -79,14 +79,14 @@ public:
                 const SaveOptions& options = {});
     /// Removes all files, unless they were committed. No other thread may be writing.
     ~ShardWriter();
-    /// Moves the writer. The moved-from writer can only be destroyed or assigned to.
+    /// Moves the writer. All functions of the moved-from writer throw invalid_argument, until it is assigned to.
     ShardWriter(ShardWriter&&) noexcept;
     ShardWriter& operator=(ShardWriter&&) noexcept;
 
-    // All write functions throw tensor_not_found; written_twice if some of the bytes are already written;
-    // writer_closed; unsupported_cast if the value's dtype cannot be cast to the declared one; whatever the sources
-    // throw; file_changed if a file changed after it was opened; no_space and io_error. Each copies its bytes before it
-    // returns.
+    // All write functions throw tensor_not_found; invalid_argument for an empty Fill; written_twice if some of the
+    // bytes are already written; writer_closed; unsupported_cast if the value's dtype cannot be cast to the declared
+    // one; whatever the sources throw; file_changed if a file changed after it was opened; no_space and io_error. Each
+    // copies its bytes before it returns.
 
     /// Writes the whole tensor. Throws invalid_argument if `bytes` has another size, or `value` another shape, than the
     /// tensor. `fill` is called for as many bytes as the tensor has.
@@ -124,6 +124,7 @@ public:
 
 private:
     class Impl;
+    Impl& impl() const;
     std::unique_ptr<Impl> impl_;
 };
 
