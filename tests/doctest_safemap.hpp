@@ -29,7 +29,7 @@ template <> struct StringMaker<safemap::Shape> {
 /// Returns the error that `run` throws, or nothing.
 template <class Run> std::optional<safemap::Error> error_of(Run&& run) {
     try {
-        run();
+        static_cast<void>(run());
     } catch (const safemap::Error& error) {
         return error;
     }

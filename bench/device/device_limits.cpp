@@ -157,7 +157,7 @@ void stream(const Options& options, const Model& model) {
         Uploader uploader(Device::open("host"), model.checkpoint, {.device_budget = budget, .readers = 1});
         const auto layers = bundles_of_layers(uploader);
         LayerStream steps(uploader, layers);
-        for (std::size_t i = 0; i < 2 * layer_count; ++i) steps.next();
+        for (std::size_t i = 0; i < 2 * layer_count; ++i) static_cast<void>(steps.next());
         uploader.follow({});
         uploader.evict(layers.front());
         const double load = measure::seconds([&] {
@@ -206,7 +206,7 @@ private:
 /// Brings the tensors of a checkpoint as one bundle, and returns the uploader.
 std::unique_ptr<Uploader> bring_all(const std::shared_ptr<Device>& device, const Checkpoint& checkpoint) {
     auto uploader = std::make_unique<Uploader>(device, checkpoint);
-    uploader->acquire(uploader->bundle(Selection()));
+    static_cast<void>(uploader->acquire(uploader->bundle(Selection())));
     return uploader;
 }
 
@@ -225,7 +225,7 @@ void small_tensors(const Options& options) {
         Bundle all;
         planning.add(measure::processor_seconds([&] { all = uploader.bundle(Selection()); }) * 1e3);
         const std::uint64_t before = counted->reads;
-        bringing.add(measure::processor_seconds([&] { uploader.acquire(all); }) * 1e3);
+        bringing.add(measure::processor_seconds([&] { static_cast<void>(uploader.acquire(all)); }) * 1e3);
         reads.add(static_cast<double>(counted->reads - before));
         const auto staged = std::make_shared<StagedDevice>();
         bring_all(staged, checkpoint);
@@ -246,18 +246,20 @@ struct Demand {
     void (*get)(Uploader& uploader, std::span<const Bundle> bundles);
 };
 
-void get_one(Uploader& uploader, std::span<const Bundle> bundles) { uploader.acquire(bundles.front()); }
+void get_one(Uploader& uploader, std::span<const Bundle> bundles) {
+    static_cast<void>(uploader.acquire(bundles.front()));
+}
 
 /// Leaves the reading to the reader threads.
 void get_in_time(Uploader& uploader, std::span<const Bundle> bundles) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    uploader.acquire(bundles.front(), {}, {.deadline = deadline});
+    static_cast<void>(uploader.acquire(bundles.front(), {}, {.deadline = deadline}));
 }
 
 void get_by_tickets(Uploader& uploader, std::span<const Bundle> bundles) {
     std::vector<Ticket> tickets;
     for (const Bundle& bundle : bundles) tickets.push_back(uploader.request(bundle, {.priority = 1}));
-    for (Ticket& ticket : tickets) ticket.wait();
+    for (Ticket& ticket : tickets) static_cast<void>(ticket.wait());
 }
 
 const Demand one = {"64 KiB during a prefetch, ", 1, get_one};

@@ -174,7 +174,7 @@ void wakes(const Options& options, Gpu& gpu, const Model& model) {
     Uploader uploader(gpu.device, model.checkpoint, {.device_budget = 2 * model.bytes});
     const auto all = layers::bundles_of_layers(uploader);
     const auto lease_all = [&] {
-        for (const Bundle& layer : all) uploader.acquire(layer);
+        for (const Bundle& layer : all) static_cast<void>(uploader.acquire(layer));
     };
     lease_all();
     Sample asleep;
@@ -197,7 +197,7 @@ void leases(Gpu& gpu, const Model& model) {
     for (const NativeStream stream : {NativeStream{}, NativeStream::cuda(nullptr)}) {
         uploader.acquire(one, stream).wait();
         const double seconds = measure::seconds([&] {
-            for (int i = 0; i < times; ++i) uploader.acquire(one, stream);
+            for (int i = 0; i < times; ++i) static_cast<void>(uploader.acquire(one, stream));
         });
         std::printf("%-58s %9.3g\n", stream ? "lease and release on a stream, ns" : "lease and release, ns",
                     seconds / times * 1e9);
@@ -212,12 +212,12 @@ void demands(const Options& options, Gpu& gpu, const Model& model) {
         Uploader uploader(gpu.device, model.checkpoint, {.device_budget = 2 * model.bytes});
         const auto all = layers::bundles_of_layers(uploader);
         const auto small = layers::small_bundles(uploader);
-        uploader.acquire(all.front());  // slabs are page-locked now
+        static_cast<void>(uploader.acquire(all.front()));  // slabs are page-locked now
         std::jthread prefetching([&] { uploader.prefetch(all); });
         Sample times;
         for (const Bundle& bundle : small) {
             if (uploader.try_acquire(all.back())) break;
-            times.add(measure::seconds([&] { uploader.acquire(bundle); }) / unit);
+            times.add(measure::seconds([&] { static_cast<void>(uploader.acquire(bundle)); }) / unit);
         }
         prefetching.join();
         if (times.empty()) continue;

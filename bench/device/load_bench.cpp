@@ -69,14 +69,14 @@ template <class Access> void repeat(benchmark::State& state, std::size_t count, 
 
 void acquire_resident(benchmark::State& state) {
     Bundles bundles(1000, 64, 1_MiB);
-    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
+    for (const Bundle& bundle : bundles.all) static_cast<void>(bundles.uploader.acquire(bundle));
     repeat(state, bundles.all.size(),
            [&](std::size_t i) { benchmark::DoNotOptimize(bundles.uploader.acquire(bundles.all[i])); });
 }
 
 void try_acquire_resident(benchmark::State& state) {
     Bundles bundles(1000, 64, 1_MiB);
-    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
+    for (const Bundle& bundle : bundles.all) static_cast<void>(bundles.uploader.acquire(bundle));
     repeat(state, bundles.all.size(),
            [&](std::size_t i) { benchmark::DoNotOptimize(bundles.uploader.try_acquire(bundles.all[i])); });
 }
@@ -88,7 +88,7 @@ void acquire_name(benchmark::State& state) {
     std::vector<std::string> names;
     for (std::size_t i = 0; i < checkpoint.size(); ++i) names.push_back(checkpoint.tensor(i).name());
     std::ranges::shuffle(names, std::minstd_rand(1));
-    for (const std::string& name : names) uploader.acquire(name);
+    for (const std::string& name : names) static_cast<void>(uploader.acquire(name));
     repeat(state, names.size(), [&](std::size_t i) { benchmark::DoNotOptimize(uploader.acquire(names[i])); });
 }
 
@@ -96,7 +96,7 @@ void acquire_name(benchmark::State& state) {
 void acquire_in_threads(benchmark::State& state) {
     static const std::unique_ptr<Bundles> bundles = [] {
         auto made = std::make_unique<Bundles>(16, 64, 1_MiB);
-        for (const Bundle& bundle : made->all) made->uploader.acquire(bundle);
+        for (const Bundle& bundle : made->all) static_cast<void>(made->uploader.acquire(bundle));
         return made;
     }();
     const Bundle& own = bundles->all[static_cast<std::size_t>(state.thread_index())];
@@ -139,7 +139,7 @@ void plan(benchmark::State& state) {
 void bring(benchmark::State& state) {
     const auto size = static_cast<std::uint64_t>(state.range(0));
     Bundles bundles(2, size, size);
-    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
+    for (const Bundle& bundle : bundles.all) static_cast<void>(bundles.uploader.acquire(bundle));
     std::size_t i = 0;
     for (auto _ : state) {
         benchmark::DoNotOptimize(bundles.uploader.acquire(bundles.all[i]));

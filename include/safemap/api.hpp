@@ -4,7 +4,7 @@
 #include <bit>
 #include <climits>
 
-#define SAFEMAP_API __attribute__((visibility("default")))
+#define SAFEMAP_API [[gnu::visibility("default")]]
 
 #define SAFEMAP_VERSION "0.1.0"
 #define SAFEMAP_VERSION_MAJOR 0

@@ -70,7 +70,7 @@ private:
 /// Example:
 ///     safemap::Bundle layer = uploader.bundle(safemap::Selection::prefix("model.layers.1"));
 ///     std::cout << layer.size() << " tensors take " << layer.device_bytes() << " bytes of the device\n";
-class SAFEMAP_API Bundle {
+class [[nodiscard]] SAFEMAP_API Bundle {
 public:
     /// Makes a handle of no bundle, which has no tensors. An Uploader throws invalid_argument for it, and for a handle
     /// that was moved from.
@@ -106,7 +106,7 @@ private:
 ///     safemap::Lease lease = uploader.acquire("wte.weight");
 ///     const safemap::DeviceTensor& weight = lease["wte.weight"];
 ///     use(weight.memory()->handle(), weight.offset(), weight.nbytes());
-class SAFEMAP_API Lease {
+class [[nodiscard]] SAFEMAP_API Lease {
 public:
     Lease() noexcept = default;
     Lease(Lease&& other) noexcept : data_(std::move(other.data_)), stream_(other.stream_) {}

@@ -18,7 +18,9 @@ struct Extent {
     std::uint64_t size = 0;
 
     /// Returns true if the range is within [0, length). Cannot overflow.
-    constexpr bool inside(std::uint64_t length) const noexcept { return offset <= length && size <= length - offset; }
+    [[nodiscard]] constexpr bool inside(std::uint64_t length) const noexcept {
+        return offset <= length && size <= length - offset;
+    }
     /// Returns the offset one past the last byte. Call it only if the extent is known to be inside a length.
     constexpr std::uint64_t end() const noexcept { return offset + size; }
 

@@ -29,7 +29,7 @@ struct Origin;
 }
 
 /// Returns "safetensors", "torch", "zero", "dcp" or "fsdp".
-SAFEMAP_API std::string_view name(Format format) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view name(Format format) noexcept;
 
 /// A small file that is stored beside a model: a configuration, a tokenizer, a licence.
 struct ExtraFile {
@@ -65,7 +65,7 @@ struct Extras {
 ///     auto model = safemap::Checkpoint::open("model/");
 ///     for (const auto& tensor : model) std::cout << tensor.name() << ' ' << tensor.shape() << '\n';
 ///     safemap::TensorView first = model.tensor(0).load();
-class SAFEMAP_API Checkpoint {
+class [[nodiscard]] SAFEMAP_API Checkpoint {
 public:
     /// Copies stand for the same files, and cost as much as a shared_ptr. There is no move, which would leave nothing.
     Checkpoint(const Checkpoint&) = default;
@@ -159,7 +159,7 @@ public:
     std::uint64_t total_bytes() const noexcept;
     /// Returns the i-th tensor. The order is that of the source: by offset in a safetensors file, dictionary order in a
     /// `.pt`, by shard file name and then offset for an index. `i` must be below size().
-    const LazyTensor& tensor(std::size_t i) const& noexcept;
+    [[nodiscard]] const LazyTensor& tensor(std::size_t i) const& noexcept;
     const LazyTensor& tensor(std::size_t i) const&& = delete;
     /// Returns the tensor with this name or alias. Throws tensor_not_found; in a checkpoint of up to 4096 tensors, the
     /// error suggests similar names. Throws invalid_argument if `name` is null.
@@ -169,8 +169,8 @@ public:
     LazyTensor operator[](const char* name) const&& { return (*this)[name]; }
     /// Returns the tensor with this name or alias, or null if it is missing or `name` is null. Takes constant
     /// time and allocates nothing.
-    const LazyTensor* find(std::string_view name) const& noexcept;
-    const LazyTensor* find(const char* name) const& noexcept {
+    [[nodiscard]] const LazyTensor* find(std::string_view name) const& noexcept;
+    [[nodiscard]] const LazyTensor* find(const char* name) const& noexcept {
         return name == nullptr ? nullptr : find(std::string_view(name));
     }
     const LazyTensor* find(std::string_view name) const&& = delete;
@@ -178,7 +178,7 @@ public:
     // The kernel's page cache. An empty selection stands for all tensors.
     /// Returns the sum of LazyTensor::residency() over the selected tensors. Bytes that several tensors share count
     /// once. Throws as LazyTensor::residency() does.
-    Residency residency(const Selection& selection = {}) const;
+    [[nodiscard]] Residency residency(const Selection& selection = {}) const;
     /// Reads the bytes of the selected tensors into the page cache, and returns when they are there. Throws as
     /// LazyTensor::prefetch() does.
     void prefetch(const Selection& selection = {}, const Work& work = {}) const;
@@ -197,7 +197,7 @@ public:
     /// Returns the nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
     /// select() and renamed() do not change the tree: it has all tensors, under the names that they were opened with.
     /// The tree of a flat state dict, one without nested dicts, is built on the first call, in linear time.
-    const StateTree* tree() const&;
+    [[nodiscard]] const StateTree* tree() const&;
     const StateTree* tree() const&& = delete;
     // Checkpoints made from this one. These functions open no file and read no tensor. They change only the parts that
     // their comments name; metadata, notes, skipped objects and files stay. save() keeps ties, metadata and structure.
@@ -219,7 +219,7 @@ public:
     Checkpoint below(std::string_view path) const;
     /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer": arguments for
     /// below(). Empty for a flat state dict and for a checkpoint without a tree.
-    std::vector<std::string> parts() const;
+    [[nodiscard]] std::vector<std::string> parts() const;
 
     /// Returns what the folder says of the training run; nothing if it is not a folder of a training framework.
     const std::optional<TrainingLayout>& layout() const& noexcept;
@@ -234,12 +234,12 @@ public:
     ///
     /// select() and renamed() do not change it. Reads no tensor; the cost grows with the number of tensors and ranks.
     /// Throws as open() does.
-    std::optional<Checkpoint> optimizer() const;
+    [[nodiscard]] std::optional<Checkpoint> optimizer() const;
 
     /// Returns a fingerprint of the one file that the checkpoint was opened from, which later shows if that file has
     /// changed. docs/format.md, "safemap.source", defines it. Returns nothing for several files. Reads up to 1.4 MiB,
     /// and throws whatever reading throws.
-    std::optional<std::string> fingerprint() const;
+    [[nodiscard]] std::optional<std::string> fingerprint() const;
 
     /// Lists the small files of a model folder besides the weights, for SaveOptions::extras: configuration, tokenizer,
     /// licence. Opens the files and reads none of them. Extras are regular files of at most 64 MiB, or symbolic links
@@ -251,12 +251,12 @@ public:
     /// open(). Links to files outside of the folder are not listed, and notes say where they lead; the blobs of a model
     /// hub's cache count as inside. Throws file_changed if the folder was replaced since the checkpoint was opened, or
     /// if a file disappeared while the folder was listed; and whatever opening a file throws.
-    Extras extras() const;
+    [[nodiscard]] Extras extras() const;
 
     /// Returns the name under which libraries look for the files of this model, for SaveOptions::stem: "adapter_model"
     /// for a model opened from the folder of `adapter_model.bin`. Returns "model" if the checkpoint was not opened from
     /// the folder of a finished model, and for names that stand for the same: `pytorch_model`.
-    std::string stem() const;
+    [[nodiscard]] std::string stem() const;
 
 private:
     struct State;

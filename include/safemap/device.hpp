@@ -46,10 +46,10 @@ class SAFEMAP_API DeviceEvent {
 public:
     virtual ~DeviceEvent() = default;
     /// Returns true if all work before this position is done. Never blocks. Throws device_failed if the device failed.
-    virtual bool done() const = 0;
+    [[nodiscard]] virtual bool done() const = 0;
     /// Blocks until all work before this position is done, or until `deadline`. Returns done(). Throws device_failed if
     /// the device failed.
-    virtual bool wait_until(std::chrono::steady_clock::time_point deadline) const = 0;
+    [[nodiscard]] virtual bool wait_until(std::chrono::steady_clock::time_point deadline) const = 0;
     /// Blocks until all work before this position is done. Throws as wait_until().
     void wait() const { static_cast<void>(wait_until(std::chrono::steady_clock::time_point::max())); }
 };
@@ -76,14 +76,14 @@ public:
     /// Queues one copy of all `rows`, with the same rules.
     virtual void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) = 0;
     /// Returns the position after all copies that are queued so far, and after all events that the queue waits for.
-    virtual std::shared_ptr<DeviceEvent> record() = 0;
+    [[nodiscard]] virtual std::shared_ptr<DeviceEvent> record() = 0;
     /// Lets the copies that are queued from now on happen after `event`. The event need not be kept.
     virtual void wait_for(const DeviceEvent& event) = 0;
     /// Returns all bytes of memory that can_be_mapped(), for the host to write to. Blocks until they can be written.
     /// The memory loses its contents. The caller makes sure that no work which uses the memory is in progress, and
     /// queues none before unmap(). Returns an empty span if the device cannot map the memory at present, or the memory
     /// has no bytes. This implementation throws invalid_argument.
-    virtual std::span<std::byte> map(DeviceMemory& memory);
+    [[nodiscard]] virtual std::span<std::byte> map(DeviceMemory& memory);
     /// Gives the bytes from map() back to the device. Work after the next record() sees what was written. Does nothing
     /// for an empty span. This implementation throws invalid_argument.
     virtual void unmap(DeviceMemory& memory, std::span<std::byte> mapped);
@@ -106,9 +106,9 @@ struct NativeStream {
     void* handle = nullptr;
 
     /// A CUstream or cudaStream_t. Null is the legacy default stream.
-    static NativeStream cuda(void* stream) noexcept { return {Kind::cuda, stream}; }
+    [[nodiscard]] static NativeStream cuda(void* stream) noexcept { return {Kind::cuda, stream}; }
     /// A cl_command_queue.
-    static NativeStream opencl(void* queue) noexcept { return {Kind::opencl, queue}; }
+    [[nodiscard]] static NativeStream opencl(void* queue) noexcept { return {Kind::opencl, queue}; }
     /// Returns true if this is a stream.
     explicit operator bool() const noexcept { return kind != Kind::none; }
     bool operator==(const NativeStream&) const noexcept = default;
@@ -128,36 +128,36 @@ public:
     virtual ~Device() = default;
     /// Opens the device with this name: "host", "cuda:N" or "opencl:N". Throws no_such_device, which lists the
     /// available devices.
-    static std::shared_ptr<Device> open(std::string_view name);
+    [[nodiscard]] static std::shared_ptr<Device> open(std::string_view name);
     /// Does the same. Throws invalid_argument for null, which std::getenv() returns.
-    static std::shared_ptr<Device> open(const char* name);
+    [[nodiscard]] static std::shared_ptr<Device> open(const char* name);
     /// Uses a device of OpenCL in a context of the caller, so that the caller's queues and safemap's can wait for each
     /// other. `context` is a cl_context, and `device` a cl_device_id that it has. Both are retained, and released with
     /// the last owner of the returned device, of its memory, staging buffers and events. So the caller may release them
     /// at once. Throws invalid_argument if the context does not have the device, and no_such_device if OpenCL does not
     /// work or the device is older than OpenCL 1.2.
-    static std::shared_ptr<Device> from_opencl(void* context, void* device);
+    [[nodiscard]] static std::shared_ptr<Device> from_opencl(void* context, void* device);
 
     virtual const std::string& name() const noexcept = 0;
     /// Returns the number of bytes that could be allocated now.
-    virtual std::uint64_t free_memory() const = 0;
+    [[nodiscard]] virtual std::uint64_t free_memory() const = 0;
 
     /// Allocates `size` bytes on the device; the result has exactly this size(). The memory is aligned for every use:
     /// to 256 bytes, if `size` is 256 or more; a cl_mem, as the device aligns any type of OpenCL. Throws out_of_memory.
-    virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
+    [[nodiscard]] virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
-    virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
+    [[nodiscard]] virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
 
     /// The queues of a device. They do not wait for each other: a copy of the one that somebody waits for is not behind
     /// a gigabyte of the other.
     enum class Lane : std::uint8_t { demand, bulk };
     /// Returns a queue, which lives as long as the device.
-    virtual DeviceQueue& queue(Lane lane) = 0;
+    [[nodiscard]] virtual DeviceQueue& queue(Lane lane) = 0;
 
     /// Makes a DeviceMemory of memory that the caller allocated on this device, for Uploader::fill(). It does not own
     /// the memory: the caller keeps that. `handle` is as DeviceMemory::handle() says. Throws invalid_argument for null.
     /// This implementation always does.
-    virtual std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size);
+    [[nodiscard]] virtual std::shared_ptr<DeviceMemory> borrow(void* handle, std::uint64_t size);
 
     /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Does not wait for
     /// work of the queues or of callers' streams. Meant for verification. If it throws device_failed, the device may
@@ -171,10 +171,10 @@ public:
     /// always does.
     virtual void make_wait(NativeStream stream, const DeviceEvent& event);
     /// Returns the position after all work that is in `stream` so far. Throws as make_wait().
-    virtual std::shared_ptr<DeviceEvent> record(NativeStream stream);
+    [[nodiscard]] virtual std::shared_ptr<DeviceEvent> record(NativeStream stream);
     /// Returns true if what is put into `stream` is being captured, into a CUDA graph, instead of done. Throws as
     /// make_wait().
-    virtual bool is_capturing(NativeStream stream) const;
+    [[nodiscard]] virtual bool is_capturing(NativeStream stream) const;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

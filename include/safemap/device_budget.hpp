@@ -60,7 +60,7 @@ public:
     const std::shared_ptr<Device>& device() const noexcept;
     /// Returns the budget in bytes.
     std::uint64_t device_bytes() const noexcept;
-    DeviceBudgetStats stats() const;
+    [[nodiscard]] DeviceBudgetStats stats() const;
 
 private:
     friend class Uploader;

@@ -35,7 +35,7 @@ struct TensorDifference {
     std::optional<double> max_abs = std::nullopt;
 };
 /// Returns "dtype", "shape" or "value".
-SAFEMAP_API std::string_view name(TensorDifference::What what) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view name(TensorDifference::What what) noexcept;
 
 /// A tensor that is in both checkpoints and counts as equal, although its dtype or its values differ.
 struct CloseTensor {
@@ -49,7 +49,7 @@ struct CloseTensor {
 ///     safemap::DiffReport report = safemap::diff(checkpoint, other, {.tolerance = safemap::Tolerance{.atol = 1e-6}});
 ///     for (const auto& one : report.different) std::cout << one.name << ": " << name(one.what) << '\n';
 ///     std::cout << (report.equal() ? "equal\n" : "different\n");
-struct DiffReport {
+struct [[nodiscard]] DiffReport {
     std::vector<std::string> only_in_a = {};       ///< in the order of a
     std::vector<std::string> only_in_b = {};       ///< in the order of b
     std::vector<TensorDifference> different = {};  ///< in the order of a

@@ -17,7 +17,7 @@ enum class DigestAlgorithm : std::uint8_t {
     sha256     ///< for data from an adversary; needs a build with libcrypto
 };
 /// Returns "xxh3-128" or "sha256".
-SAFEMAP_API std::string_view name(DigestAlgorithm algorithm) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view name(DigestAlgorithm algorithm) noexcept;
 
 /// The digest of one tensor.
 struct TensorDigest {
@@ -31,7 +31,7 @@ struct TensorDigest {
 ///     safemap::CheckpointDigests found = safemap::digests(checkpoint);
 ///     for (const safemap::TensorDigest& one : found.tensors) std::cout << one.digest << ' ' << one.name << '\n';
 ///     std::cout << found.checkpoint << '\n';
-struct CheckpointDigests {
+struct [[nodiscard]] CheckpointDigests {
     DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128;
     /// Digest of the whole checkpoint. It is computed over one line for each selected name, and the lines are sorted by
     /// their bytes. A line is: name, NUL, dtype, NUL, shape ("2,3"), NUL, digest, LF. The digest does not depend on the
@@ -58,6 +58,7 @@ struct DigestOptions {
 /// of tensors.
 SAFEMAP_API CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options = {});
 /// Returns the digest of one tensor, which may be a slice or a cast. Throws as digests() does. Cannot be cancelled.
-SAFEMAP_API std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128);
+[[nodiscard]] SAFEMAP_API std::string digest(const LazyTensor& tensor,
+                                             DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128);
 
 }  // namespace safemap::SAFEMAP_ABI

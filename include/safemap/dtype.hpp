@@ -65,16 +65,16 @@ inline constexpr std::uint8_t dtype_bits[] = {8,  4,  6,  6,  8,  8,  8,   8, 8,
 }  // namespace detail
 
 /// Returns the safetensors name, such as "BF16", or torch's lower-case name ("complex128") if safetensors has no name.
-SAFEMAP_API std::string_view name(Dtype dtype) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view name(Dtype dtype) noexcept;
 /// Returns torch's name, such as "bfloat16", or the safetensors name if torch has no name (F6_E2M3, F6_E3M2).
-SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
 /// Returns the size of one element in bytes; 0 for F4, F6_E2M3 and F6_E3M2, whose elements share bytes.
-constexpr unsigned element_size(Dtype dtype) noexcept {
+[[nodiscard]] constexpr unsigned element_size(Dtype dtype) noexcept {
     const unsigned bits = detail::dtype_bits[static_cast<std::size_t>(dtype)];
     return bits % 8 == 0 ? bits / 8 : 0;
 }
 /// Returns the size of `elements` elements in bytes, or nothing if it overflows or is not a whole number of bytes.
-constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
+[[nodiscard]] constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
     std::uint64_t bits = 0;
     if (__builtin_mul_overflow(elements, detail::dtype_bits[static_cast<std::size_t>(dtype)], &bits))
         return std::nullopt;
@@ -82,7 +82,7 @@ constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elem
 }
 
 /// Returns the dtype with this name as a person may type it, "bf16", "BF16" or "bfloat16", or nothing if it is unknown.
-SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
+[[nodiscard]] SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
 /// Writes name(dtype).
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, Dtype dtype);

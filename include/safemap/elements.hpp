@@ -140,8 +140,8 @@ public:
 
     std::uint64_t size() const noexcept { return count_; }
     bool empty() const noexcept { return count_ == 0; }
-    iterator begin() const& { return iterator(this, 0); }
-    iterator end() const& { return iterator(this, count_); }
+    [[nodiscard]] iterator begin() const& { return iterator(this, 0); }
+    [[nodiscard]] iterator end() const& { return iterator(this, count_); }
     iterator begin() const&& = delete;
     iterator end() const&& = delete;
 

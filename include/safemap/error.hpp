@@ -144,11 +144,11 @@ enum class Remedy : std::uint8_t {
 };
 
 /// Returns the name of the enumerator, as `--json` prints it: "header_too_large".
-SAFEMAP_API std::string_view name(Errc code) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view name(Errc code) noexcept;
 /// Returns one sentence that explains the code.
-SAFEMAP_API std::string_view describe(Errc code) noexcept;
+[[nodiscard]] SAFEMAP_API std::string_view describe(Errc code) noexcept;
 /// Returns the remedy for the code.
-SAFEMAP_API Remedy remedy(Errc code) noexcept;
+[[nodiscard]] SAFEMAP_API Remedy remedy(Errc code) noexcept;
 /// Returns the exit code of the command line:
 ///
 /// | exit code | meaning |
@@ -157,7 +157,7 @@ SAFEMAP_API Remedy remedy(Errc code) noexcept;
 /// | 2 | the call is wrong |
 /// | 3 | the system failed |
 /// | 130 | cancelled |
-SAFEMAP_API int exit_code(Errc code) noexcept;
+[[nodiscard]] SAFEMAP_API int exit_code(Errc code) noexcept;
 
 /// The only exception type that safemap throws, besides std::bad_alloc. Exceptions of the caller's functions (of a
 /// callback_source, Monitor::on_progress) pass through unchanged.

@@ -33,7 +33,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     safemap::LazyTensor rows = checkpoint["wte.weight"].slice({{.start = 0, .stop = 4096}});
 ///     safemap::TensorView values = rows.cast(safemap::Dtype::f32).load();
 ///     float first = values.at<float>(0, 0);
-class SAFEMAP_API LazyTensor {
+class [[nodiscard]] SAFEMAP_API LazyTensor {
 public:
     /// Makes a tensor of all elements of `stored`, row-major. Throws invalid_argument if `stored` is null.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
@@ -107,7 +107,7 @@ public:
     /// Returns how many of the bytes that the value is read from are in memory. Maps the file if Access allows that and
     /// it is not mapped yet, and then throws file_changed if the file has changed. If the file has to be opened again,
     /// throws as opening does.
-    Residency residency() const;
+    [[nodiscard]] Residency residency() const;
     /// Reads the value's bytes into the kernel's page cache, and returns when they are there. Threads only wait for the
     /// disk, so up to 256 are allowed, more than for other work.
     /// Views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps the bytes. Bytes
@@ -127,7 +127,7 @@ public:
     };
     /// Returns the placement of the value if it is stored row-major without gaps in one source, without a cast or
     /// decoding. Returns nothing otherwise, and for a tensor without elements.
-    std::optional<Placement> placement() const;
+    [[nodiscard]] std::optional<Placement> placement() const;
     /// Returns the number of pieces of the stored tensor; 0 without elements.
     std::size_t piece_count() const noexcept;
 

@@ -27,16 +27,17 @@ struct ExpectedTensor {
 
 /// Returns the expectations of a model that has the tensors of `checkpoint`: one entry for each selected name, in the
 /// order of all_names(). Tied tensors have `alias_of`.
-SAFEMAP_API std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint, const Selection& selection = {});
+[[nodiscard]] SAFEMAP_API std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint,
+                                                                       const Selection& selection = {});
 /// Reads expectations from JSON, `{"w": {"dtype": "BF16", "shape": [2, 3]}, ...}`, and returns them in its order.
 /// Dtypes are as in parse_dtype(); a tied tensor also has "alias_of". Other members and `__metadata__` are ignored, so
 /// the header of a safetensors file is valid input. Throws expectation_not_json, expectation_bad_field, unknown_dtype,
 /// shape_overflow and partial_byte. Takes about ten times the memory of `json`.
-SAFEMAP_API std::vector<ExpectedTensor> parse_expected(std::string_view json);
+[[nodiscard]] SAFEMAP_API std::vector<ExpectedTensor> parse_expected(std::string_view json);
 /// Reads expectations from a file of such JSON, up to 32 MiB, or from anything that Checkpoint::open() takes. The
 /// content decides which of the two it is. Throws as parse_expected() and Checkpoint::open() do.
-SAFEMAP_API std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path,
-                                                      const OpenOptions& options = {});
+[[nodiscard]] SAFEMAP_API std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path,
+                                                                    const OpenOptions& options = {});
 
 /// The values that a model gets for a tensor that the checkpoint lacks.
 enum class Fill : std::uint8_t {
@@ -73,7 +74,7 @@ struct TensorMismatch {
 ///     safemap::LoadPlan plan = safemap::plan_load(checkpoint, "model.json", {.ignore_unexpected = true});
 ///     std::cerr << plan.text();
 ///     for (const safemap::LazyTensor& one : plan.tensors()) use(one.name(), one.load());
-struct SAFEMAP_API LoadPlan {
+struct [[nodiscard]] SAFEMAP_API LoadPlan {
     /// Expected tensors that the checkpoint lacks.
     std::vector<ExpectedTensor> missing = {};
     /// Tensors of the checkpoint that the model does not expect under any of their names: one entry for each name.
@@ -105,10 +106,10 @@ struct SAFEMAP_API LoadPlan {
     /// one stored tensor, which an Uploader uploads once. Filled tensors take no memory: load() and read() make their
     /// values, and view() throws no_view. Tensors that are left out (Fill::none) are not returned. Throws as require()
     /// does.
-    std::vector<LazyTensor> tensors() const;
+    [[nodiscard]] std::vector<LazyTensor> tensors() const;
     /// Returns the lists as lines of text, in which names that differ only in numbers share a line; empty if all lists
     /// are empty.
-    std::string text() const;
+    [[nodiscard]] std::string text() const;
 
 private:
     friend class LoadPlanner;

@@ -90,10 +90,10 @@ struct RankRule {
 /// Example:
 ///     const RankRule rules[] = {{.names = "*norm*"}, {.names = "*", .split = RankRule::Split::column}};
 ///     safemap::Bundle mine = uploader.bundle(tensors_of_rank(checkpoint, rules, {.number = 3, .of = 8}));
-SAFEMAP_API std::vector<LazyTensor> tensors_of_rank(std::span<const LazyTensor> tensors,
-                                                    std::span<const RankRule> rules, Rank rank);
+[[nodiscard]] SAFEMAP_API std::vector<LazyTensor> tensors_of_rank(std::span<const LazyTensor> tensors,
+                                                                  std::span<const RankRule> rules, Rank rank);
 /// Returns those of all tensors of the checkpoint, under all names: for a tied tensor, the rule of each name counts.
-SAFEMAP_API std::vector<LazyTensor> tensors_of_rank(const Checkpoint& checkpoint, std::span<const RankRule> rules,
-                                                    Rank rank);
+[[nodiscard]] SAFEMAP_API std::vector<LazyTensor> tensors_of_rank(const Checkpoint& checkpoint,
+                                                                  std::span<const RankRule> rules, Rank rank);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -19,7 +19,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     auto attention = safemap::Selection::glob("model.layers.*.attn.*").exclude("*.bias");
 ///     safemap::Checkpoint part = checkpoint.select(attention);
 ///     bool has_bias = attention.matches("model.layers.0.attn.q.bias");  // false
-class SAFEMAP_API Selection {
+class [[nodiscard]] SAFEMAP_API Selection {
 public:
     /// Selects every name.
     Selection() = default;
@@ -40,7 +40,7 @@ public:
     Selection& exclude(std::string glob);
 
     /// Returns true if `name` is selected.
-    bool matches(std::string_view name) const;
+    [[nodiscard]] bool matches(std::string_view name) const;
 
 private:
     struct Rule {

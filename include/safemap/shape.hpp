@@ -129,7 +129,7 @@ using Strides = Dims<std::int64_t>;
 
 /// Returns the product of the dimensions, 1 for a 0-d shape, or nothing if it overflows 64 bits. Multiplies from the
 /// first dimension on, as the reference does: [2^40, 2^40, 0] overflows, [0, 2^40, 2^40] is 0.
-SAFEMAP_API std::optional<std::uint64_t> element_count(const Shape& shape) noexcept;
+[[nodiscard]] SAFEMAP_API std::optional<std::uint64_t> element_count(const Shape& shape) noexcept;
 /// A rectangular region of a tensor: the index of its first element, and the number of elements along each dimension.
 struct Box {
     Shape start = {};
@@ -153,13 +153,13 @@ struct Slice {
     Kind kind = Kind::range;
 
     /// Returns the integer index `i`.
-    static Slice at(std::int64_t i) noexcept { return {.start = i, .kind = Kind::index}; }
+    [[nodiscard]] static Slice at(std::int64_t i) noexcept { return {.start = i, .kind = Kind::index}; }
     /// Returns an ellipsis: as many full ranges as there are dimensions without an index. At most one is allowed.
     static Slice ellipsis() noexcept { return {.kind = Kind::ellipsis}; }
 };
 
 /// Returns the shape as text: "[2, 3]".
-SAFEMAP_API std::string to_string(const Shape& shape);
+[[nodiscard]] SAFEMAP_API std::string to_string(const Shape& shape);
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const Shape& shape);
 
 }  // namespace safemap::SAFEMAP_ABI

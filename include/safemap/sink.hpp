@@ -53,7 +53,7 @@ public:
     /// read back. Must return the same for every call of one save. If reading fails, it must throw. Without it, a save
     /// with `checksums` writes transposed tensors in the order of the file, and so reads their source many times over;
     /// other tensors cost nothing more. The default returns false.
-    virtual bool read_back(std::uint64_t offset, std::span<std::byte> into) const;
+    [[nodiscard]] virtual bool read_back(std::uint64_t offset, std::span<std::byte> into) const;
     /// Makes the file visible. Called after all of it was written.
     virtual void commit() = 0;
     /// Discards the bytes that were written, because the file will not be completed. The default does nothing.
@@ -64,16 +64,16 @@ public:
 /// does not change. The sink can read back. It is slower than the sink for a span: allocate() fills the new memory with
 /// zeros, and old and new contents are both in memory until commit(). allocate() throws out_of_memory. `into` must
 /// outlive the sink, which may serve another save after this one.
-SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::vector<std::byte>& into);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::vector<std::byte>& into);
 /// Returns a sink that writes to the front of `into`, the caller's memory: shared memory, a page-locked buffer.
 /// The sink can read back. Its allocate() throws no_space if the file is larger than `into`. After a failure the
 /// contents of `into` are undefined. The memory must outlive the sink.
-SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into);
 /// Returns a sink that calls `write(offset, bytes)` for the bytes of the file. The function may be called from several
 /// threads at once, and may throw. It is not called for the end or for a failure: if the save returns, everything was
 /// written; if the save throws, the file is incomplete. The sink cannot read back. Throws invalid_argument for an empty
 /// function.
-SAFEMAP_API std::shared_ptr<Sink> callback_sink(
+[[nodiscard]] SAFEMAP_API std::shared_ptr<Sink> callback_sink(
     std::string name, std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)> write);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -70,7 +70,7 @@ public:
     /// as read_at() does, and file_changed if a file has changed in any way by the time it is mapped, which happens
     /// once. If another process writes to a mapped file, these bytes show it; if it truncates the file, touching them
     /// raises SIGBUS. Bulk operations therefore call read_at(), not map().
-    virtual std::optional<SharedBytes> map(Extent extent) const;
+    [[nodiscard]] virtual std::optional<SharedBytes> map(Extent extent) const;
     /// Returns true if the source is a file of the file system, with the same offsets.
     virtual bool is_file() const noexcept { return false; }
 
@@ -82,11 +82,11 @@ public:
     /// Returns a text that identifies the bytes: other bytes, or the same source after a change, have another one. For
     /// a file it consists of inode, size and time of modification, and stays the same after a reboot. Empty means
     /// unknown: a save that reads such a source cannot be resumed.
-    virtual std::string identity() const { return {}; }
+    [[nodiscard]] virtual std::string identity() const { return {}; }
 
     // The kernel's page cache. A source without one does nothing. Ranges are as for read_at().
     /// Returns how much of `extent` is in memory. May map a file to find out, and throws as map() does.
-    virtual Residency residency(Extent extent) const;
+    [[nodiscard]] virtual Residency residency(Extent extent) const;
     /// Reads `extent` into memory and returns when it is there. Meant for ranges of a few megabytes, from several
     /// threads. Throws as map() does.
     virtual void prefetch(Extent extent) const;
@@ -105,18 +105,18 @@ public:
     /// read into `scratch` and copied: it has at least 64 KiB, from a multiple of 4096 on. Throws file_truncated as
     /// read_at() does. By default, returns false. Uploads call this for large reads of a file (is_file()), if that is
     /// faster.
-    virtual bool read_direct(std::uint64_t offset, std::span<const std::span<std::byte>> into,
-                             std::span<std::byte> scratch) const;
+    [[nodiscard]] virtual bool read_direct(std::uint64_t offset, std::span<const std::span<std::byte>> into,
+                                           std::span<std::byte> scratch) const;
 };
 
 /// Returns a source over memory; `bytes.owner` lives as long as the source or a view of it.
-SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes);
 /// Returns a source that owns `bytes`. The vector is moved, not copied.
-SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes);
 /// Returns a source of `size` bytes that calls `read(offset, into)` for them. The function must fill all of `into` or
 /// throw, and may be called from several threads at once. Ranges are checked before it is called. Its exceptions pass
 /// through the operation that reads. Throws invalid_argument for an empty function.
-SAFEMAP_API std::shared_ptr<const Source> callback_source(
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const Source> callback_source(
     std::string name, std::uint64_t size, std::function<void(std::uint64_t, std::span<std::byte>)> read);
 
 }  // namespace safemap::SAFEMAP_ABI

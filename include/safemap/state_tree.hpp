@@ -26,7 +26,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     if (const auto node = tree.find("optimizer/state/0/exp_avg"))
 ///         if (const auto* leaf = std::get_if<safemap::StateTree::Tensor>(&tree[*node]))
 ///             std::cout << leaf->tensor.shape() << '\n';
-class SAFEMAP_API StateTree {
+class [[nodiscard]] SAFEMAP_API StateTree {
 public:
     using NodeId = std::uint32_t;
     static constexpr NodeId no_node = 0xFFFF'FFFF;
@@ -100,7 +100,7 @@ public:
                               Constant, NumpyScalar, Tensor, Opaque>;
 
     /// Appends a node and returns its number. Throws pickle_too_large for more than 2^32 - 1 nodes.
-    NodeId add(Node node);
+    [[nodiscard]] NodeId add(Node node);
     /// Reserves memory for this many nodes.
     void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
     /// Return the node with this number. Throw invalid_argument for a number beyond size(), for no_node, and for any
@@ -113,7 +113,7 @@ public:
     /// Returns the node at a path, or nothing if the path does not exist. Paths are spelled as flatten() spells names:
     /// "optimizer/state/0/exp_avg", and in a module "model/0.conv.weight"; "" is the root. Takes time linear in the
     /// sizes of the containers on the path.
-    std::optional<NodeId> find(std::string_view path) const;
+    [[nodiscard]] std::optional<NodeId> find(std::string_view path) const;
     /// Sets the node at a path. Replaces an existing node there; other containers that share the old node keep it. If
     /// the path does not exist, appends the node to the container above: as the last entry of a dictionary, as the next
     /// item of a list, tuple or torch.Size, or as a child of an object that is not a module. Throws invalid_argument if

@@ -32,7 +32,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     safemap::TensorView weights = checkpoint["ln.weight"].load();
 ///     std::span<const float> values = weights.as<float>();
 ///     float last = weights.at<float>(-1);
-class SAFEMAP_API TensorView {
+class [[nodiscard]] SAFEMAP_API TensorView {
 public:
     /// Makes a tensor of the elements of `bytes` that `view` selects; its offset and strides count elements. Throws
     /// storage_too_short if an element is outside `bytes`, shape_overflow, partial_byte for a sub-byte dtype unless the
@@ -60,7 +60,7 @@ public:
 
     /// Returns the bytes of the value in row-major order. Throws not_contiguous for a strided view. The span is valid
     /// while a copy of this view lives.
-    std::span<const std::byte> bytes() const&;
+    [[nodiscard]] std::span<const std::byte> bytes() const&;
     std::span<const std::byte> bytes() const&& = delete;
 
     /// Returns the elements in row-major order, without a copy. T is the C++ type of the dtype: float for F32, bf16 for
@@ -71,7 +71,7 @@ public:
     /// most. unaligned<T>() and LazyTensor::load() work at any alignment. A BOOL tensor of an untrusted file may hold
     /// bytes other than 0 and 1, which are not valid as a C++ bool: use unaligned<bool>(), which reads any byte but 0
     /// as true.
-    template <class T> std::span<const T> as() const& {
+    template <class T> [[nodiscard]] std::span<const T> as() const& {
         static_assert(!detail::packed<T>, "these elements share bytes: use unaligned<T>() or at<T>()");
         require_dtype(detail::dtype_of<T>());
         return {static_cast<const T*>(aligned_data(alignof(T))), elements_};
@@ -81,18 +81,18 @@ public:
     /// Returns the elements in row-major order, for any strides and alignment, and for types whose elements share bytes
     /// (f4, f6_e2m3, f6_e3m2). Each element is read by memcpy, or unpacked, when the iterator is dereferenced. Throws
     /// wrong_dtype. The range keeps the bytes alive and may outlive this view.
-    template <class T> Elements<T> unaligned() const {
+    template <class T> [[nodiscard]] Elements<T> unaligned() const {
         require_dtype(detail::dtype_of<T>());
         return Elements<T>(bytes_, view_, elements_);
     }
     /// Returns the i-th element in row-major order. Throws wrong_dtype and index_out_of_range.
-    template <class T> T unaligned(std::uint64_t i) const {
+    template <class T> [[nodiscard]] T unaligned(std::uint64_t i) const {
         require_dtype(detail::dtype_of<T>());
         return detail::read_element<T>(bytes_.bytes.data(), numbered(i));
     }
     /// Returns element (i, j, …). There is one index for each dimension; a negative index counts from the end. Throws
     /// wrong_dtype, index_out_of_range, too_many_indices, and invalid_argument for too few indices.
-    template <class T, std::integral... Indices> T at(Indices... indices) const {
+    template <class T, std::integral... Indices> [[nodiscard]] T at(Indices... indices) const {
         require_dtype(detail::dtype_of<T>());
         const std::int64_t index[sizeof...(Indices) + 1] = {saturated(indices)...};
         return detail::read_element<T>(bytes_.bytes.data(), indexed({index, sizeof...(Indices)}));
@@ -103,9 +103,9 @@ public:
     bool writable() const noexcept { return bytes_.writable; }
     /// Return the same as bytes() and as<T>(), for writing. Changes show in all views that share the bytes, and in no
     /// file. Throw read_only unless the view is writable(), and whatever bytes() or as<T>() throws.
-    std::span<std::byte> mutable_bytes() const&;
+    [[nodiscard]] std::span<std::byte> mutable_bytes() const&;
     std::span<std::byte> mutable_bytes() const&& = delete;
-    template <class T> std::span<T> mutable_as() const& {
+    template <class T> [[nodiscard]] std::span<T> mutable_as() const& {
         const std::span<const T> elements = as<T>();
         return {reinterpret_cast<T*>(mutable_bytes().data()), elements.size()};
     }
@@ -145,7 +145,7 @@ private:
 /// Returns the tensor as text for people: dtype and shape, and on the next lines the values in NumPy's layout. If there
 /// are more than 1000 elements, only the first and last three of each dimension are shown. Floating-point numbers have
 /// six digits; opaque elements are hexadecimal bits.
-SAFEMAP_API std::string to_string(const TensorView& view);
+[[nodiscard]] SAFEMAP_API std::string to_string(const TensorView& view);
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const TensorView& view);
 
 }  // namespace safemap::SAFEMAP_ABI

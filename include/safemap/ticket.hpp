@@ -31,7 +31,7 @@ struct Request {
 ///     safemap::Bundle expert = uploader.bundle(safemap::Selection::prefix("mlp.experts.7"));
 ///     safemap::Ticket ticket = uploader.request(expert, {.priority = 1});
 ///     safemap::Lease lease = ticket.wait();  // after work for the experts that are there
-class SAFEMAP_API Ticket {
+class [[nodiscard]] SAFEMAP_API Ticket {
 public:
     /// Makes a ticket for nothing, as is one that was moved from: it is done(), and wait() throws invalid_argument.
     Ticket() noexcept;

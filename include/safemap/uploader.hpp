@@ -112,7 +112,7 @@ public:
     /// Leases the tensors of a bundle if all of them are on the device, or queued to be copied there. Returns nothing
     /// otherwise, and does not upload the bundle. Also returns nothing at a moment at which another thread is just
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
-    std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
+    [[nodiscard]] std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
     /// Begins what acquire() does, and never waits: reader threads get the memory and read, unless Ticket::wait() comes
     /// first and takes part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
@@ -148,7 +148,7 @@ public:
     /// Throws whatever reading throws, device_failed, and invalid_argument for a target that ends outside its memory,
     /// memory that this uploader lends, and a stream that is being captured. After an error of reading, no copy is in
     /// progress, and the contents of the targets are undefined: some may have the new value, or a part of it.
-    std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
+    [[nodiscard]] std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
     /// Makes the plan a standing order, in place of the one before; a plan without bundles ends it. From now on, each
     /// acquire() of a bundle of the plan, and each end of its lease, starts the uploads that come next as far as there
@@ -182,7 +182,7 @@ public:
     void evict(const Selection& selection);
 
     /// Returns the counters so far.
-    UploadStats stats() const;
+    [[nodiscard]] UploadStats stats() const;
 
 private:
     struct Impl;
@@ -194,6 +194,6 @@ private:
 /// blocks. Waits for the copies that bring it: those of a lease for a stream may be on their way. The lease must live.
 /// The digest is that of the little-endian row-major bytes, so equal values have equal digests on every device and in
 /// every format.
-SAFEMAP_API std::string digest(Device& device, const DeviceTensor& tensor);
+[[nodiscard]] SAFEMAP_API std::string digest(Device& device, const DeviceTensor& tensor);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -12,7 +12,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     safemap::VerifyReport report = safemap::verify(path);
 ///     for (const safemap::Error& fault : report.faults) std::cerr << fault.what() << '\n';
 ///     if (report.ok()) std::cout << report.checked_bytes << " bytes match their checksums\n";
-struct VerifyReport {
+struct [[nodiscard]] VerifyReport {
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;          ///< bytes of tensor values
     std::uint64_t checked_bytes = 0;  ///< bytes compared with a stored checksum: of tensors, or of whole zip records

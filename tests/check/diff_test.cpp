@@ -274,7 +274,7 @@ TEST_CASE("diff reports progress, can be stopped, and names the tensor that cann
             if (at > 10'000'000) throw Error(Errc::io_error, "the disk is on fire");
             std::memcpy(into.data(), content.data() + at, into.size());
         }));
-    check_error(error_of([&] { diff(file, burning); }), {Errc::io_error}, {}, {.tensor = "w"});
+    check_error(error_of([&] { return diff(file, burning); }), {Errc::io_error}, {}, {.tensor = "w"});
 }
 
 }  // namespace diff_test

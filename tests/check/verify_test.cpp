@@ -54,7 +54,7 @@ TEST_CASE("a forged file whose storage has two types is refused, and each of its
         for (const char* const part : {"'0'", "FloatStorage", "IntStorage"})
             CHECK(error.message().find(part) != std::string::npos);
     };
-    const auto error = error_of([&] { Checkpoint::open(file); });
+    const auto error = error_of([&] { return Checkpoint::open(file); });
     REQUIRE(error.has_value());
     check(*error);
     const auto report = verify(file);
@@ -171,7 +171,7 @@ TEST_CASE("a file that is written to during verify is a system error, not a repo
         std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) + std::chrono::seconds(1));
         return system.pread(descriptor, into, size, offset);
     };
-    const auto error = error_of([] { verify(file); });
+    const auto error = error_of([] { return verify(file); });
     io::calls = system;
     REQUIRE(error);
     CHECK(error->code() == Errc::file_changed);

@@ -239,12 +239,12 @@ TEST_CASE("renaming two tensors to one name is refused with both names and the r
         CHECK_FAULT(model.renamed(renamed_to({{change.first, change.second}})), Errc::name_collision);
     }
     check_error(error_of([&] {
-                    model.renamed(renamed_to({{"b", "x"}, {"head", "x"}}));
+                    return model.renamed(renamed_to({{"b", "x"}, {"head", "x"}}));
                 }),
                 {Errc::name_collision}, {}, {.message = "'b' and 'head' would both become 'x'"});
     // The other name of a tied tensor is a metadata key, and can collide with other keys.
     check_error(error_of([&] {
-                    model.renamed(renamed_to({{"head", "note"}}));
+                    return model.renamed(renamed_to({{"head", "note"}}));
                 }),
                 {Errc::name_collision}, {}, {.message = "'head' would become 'note', which is already a metadata key"});
     CHECK_OK(model.renamed(renamed_to({{"b", "note"}})));
@@ -299,7 +299,7 @@ TEST_CASE("below() of a selection has the selected tensors, with the names of th
     const Checkpoint again = whole.below("model").select(Selection().exclude("positions")).renamed(mark);
     CHECK(again.size() == part.size());
     CHECK(again["xhead.weight"].stored() == part["head.weight"].stored());
-    const auto error = error_of([&] { model.below("nodel"); });
+    const auto error = error_of([&] { return model.below("nodel"); });
     REQUIRE(error);
     CHECK(error->hint() == "its parts are 'model'");
 }

@@ -69,7 +69,7 @@ TEST_CASE("parts are those of the tree, and names in them lose the prefix") {
     CHECK(names(whole.below("model").below("a")) == std::vector<std::string>{"w"});
     CHECK(names(whole.select(Selection::glob("*w"))).size() == 2);
     CHECK(names(whole.select(Selection::glob("*w")).below("model")) == std::vector<std::string>{"a.w", "b.0.w"});
-    const auto error = error_of([&] { whole.below("modle"); });
+    const auto error = error_of([&] { return whole.below("modle"); });
     REQUIRE(error.has_value());
     CHECK(error->hint().find("'model', 'opt'") != std::string::npos);
 }

@@ -14,7 +14,8 @@ namespace {
 
 /// Returns the error code for a tensor "w" with this description.
 Errc fault_of(const std::string& tensor) {
-    const auto error = error_of([&] { parse_expected(R"({"v":{"dtype":"F32","shape":[]},"w":)" + tensor + "}"); });
+    const auto error =
+        error_of([&] { return parse_expected(R"({"v":{"dtype":"F32","shape":[]},"w":)" + tensor + "}"); });
     REQUIRE(error);
     CHECK(error->tensor() == "w");
     return error->code();
@@ -139,7 +140,8 @@ TEST_CASE("a path can be JSON of tensors, or any checkpoint") {
     folder.write("model.safetensors", containers::safetensors(samples));
     names_at(folder.path());
 
-    const auto error = error_of([&] { read_expected(dir.write("bad.json", R"({"w":{"dtype":"U9","shape":[2]}})")); });
+    const auto error =
+        error_of([&] { return read_expected(dir.write("bad.json", R"({"w":{"dtype":"U9","shape":[2]}})")); });
     check_error(error, {Errc::unknown_dtype}, {});
     CHECK(error->path().ends_with("bad.json"));
     CHECK_FAULT(read_expected(dir.write("list.json", "[1]")), Errc::expectation_not_json);

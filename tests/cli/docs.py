@@ -119,7 +119,8 @@ ADVANCED = """const safemap::Checkpoint& model, const safemap::TensorView& view,
 
 
 def compile_errors(root, compiler, program):
-    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
+    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-Werror=unused-result', '-I', root / 'include',
+                           '-x', 'c++', '-'],
                           input=program, stderr=subprocess.PIPE, text=True, check=False)
     return [] if done.returncode == 0 else [done.stderr]
 

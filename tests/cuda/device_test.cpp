@@ -44,7 +44,7 @@ TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
     for (const char* name :
          {"cuda:2", "cuda:-1", "cuda:", "cuda:x", "cuda:1x", "cuda: 1", "cuda:99999999999", "CUDA"}) {
         CAPTURE(name);
-        const auto error = error_of([&] { Device::open(name); });
+        const auto error = error_of([&] { return Device::open(name); });
         check_error(error, {Errc::no_such_device}, {});
         CHECK(says(*error, "; available: host, cuda:0 (Stub GPU 0), cuda:1 (Stub GPU 1)"));
     }
@@ -55,7 +55,7 @@ TEST_CASE("CUDA devices open by their numbers, and cuda is the first") {
 TEST_CASE("a driver without devices has none") {
     StubCuda stub;
     stub.set("devices", 0);
-    const auto error = error_of([] { Device::open("cuda"); });
+    const auto error = error_of([] { return Device::open("cuda"); });
     REQUIRE(error);
     CHECK(says(*error, "no device 'cuda'; available: host"));
     CHECK_FALSE(says(*error, "cuda:"));
@@ -65,7 +65,7 @@ TEST_CASE("a driver that does not start is an error that says so, and lists no d
     StubCuda stub;
     for (const char* const call : {"cuInit", "cuDeviceGetCount"}) {
         stub.fail_nth(call, 1, CuResult::unknown);
-        const auto error = error_of([] { Device::open("cuda:0"); });
+        const auto error = error_of([] { return Device::open("cuda:0"); });
         check_error(error, {Errc::no_such_device}, {});
         CHECK(says(*error, "no device 'cuda:0': the CUDA driver does not work: " + std::string(call) +
                                ": CUDA_ERROR_UNKNOWN (unknown error)"));
@@ -138,7 +138,7 @@ TEST_CASE("an allocation that does not fit is out_of_memory, and the device goes
         const auto device = Device::open("cuda");
         const auto memory = device->allocate(4_MiB);
         check_error(
-            error_of([&] { device->allocate(7_MiB); }), {Errc::out_of_memory}, {},
+            error_of([&] { return device->allocate(7_MiB); }), {Errc::out_of_memory}, {},
             {.message = "the device 'cuda:0' has no memory for 7340032 bytes; 6291456 of 10485760 bytes are free"});
         CHECK_FAULT(device->allocate(UINT64_MAX), Errc::out_of_memory);
         CHECK_FAULT(device->allocate_staging(std::uint64_t{1} << 62), Errc::out_of_memory);
@@ -400,7 +400,7 @@ TEST_CASE("without a driver there is no CUDA device" * doctest::skip()) {
         MESSAGE("this machine has a driver");
         return;
     }
-    const auto error = error_of([] { Device::open("cuda:0"); });
+    const auto error = error_of([] { return Device::open("cuda:0"); });
     check_error(error, {Errc::no_such_device}, {});
     CHECK(error->message().starts_with("no device 'cuda:0': there is no CUDA driver: libcuda.so.1: "));
     CHECK(error->message().ends_with("; available: host"));

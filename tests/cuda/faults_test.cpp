@@ -146,7 +146,7 @@ TEST_CASE("a target of a wrong size, or of the host, fails its fill, and leases 
     Uploader uploader(ground.device, no_tensors(), {.device_budget = 1_MiB});
     const Bundle bundle = uploader.bundle(std::vector{weight.tensor});
     const auto fill_fails = [&](const std::shared_ptr<DeviceMemory>& memory) {
-        const auto error = error_of([&] { uploader.fill(std::vector<FillTarget>{{weight.tensor, memory}}); });
+        const auto error = error_of([&] { return uploader.fill(std::vector<FillTarget>{{weight.tensor, memory}}); });
         CHECK((error && error->code() == Errc::invalid_argument));
         const Lease lease = uploader.acquire(bundle);
         CHECK(read_back(*ground.device, lease.tensors()[0]) == value_of(weight.tensor));
@@ -168,7 +168,7 @@ TEST_CASE("an allocation that fails in any call leaves nothing behind") {
             const bool is_used = (pools == 0) == (std::string(call) == "cuMemAlloc_v2");
             stub.fail_nth(call, 1, CuResult::out_of_memory);
             stub.fail_nth(call, 2, CuResult::out_of_memory);
-            const auto error = error_of([&] { device->allocate(1_KiB); });
+            const auto error = error_of([&] { return device->allocate(1_KiB); });
             if (is_used) CHECK((error && error->code() == Errc::out_of_memory));
             else CHECK_FALSE(error);
             CHECK(stub.get("live_allocations") == 0);
@@ -204,18 +204,18 @@ TEST_CASE("after a failure every call fails with its name, and memory of the hos
     fails([&] { event->done(); });
     fails([&] { event->wait(); });
     fails([&] { before->done(); });
-    fails([&] { event->wait_until(std::chrono::steady_clock::now() + 1s); });
-    fails([&] { ground->device->allocate(1); });
-    fails([&] { ground->device->allocate(0); });
+    fails([&] { return event->wait_until(std::chrono::steady_clock::now() + 1s); });
+    fails([&] { return ground->device->allocate(1); });
+    fails([&] { return ground->device->allocate(0); });
     fails([&] { ground->device->allocate_staging(1); });
     fails([&] { ground->device->free_memory(); });
     fails([&] { ground->device->copy_to_host(host, *ground->memory, 0); });
     fails([&] { ground->device->make_wait(NativeStream::cuda(nullptr), *event); });
-    fails([&] { ground->device->record(NativeStream::cuda(nullptr)); });
+    fails([&] { return ground->device->record(NativeStream::cuda(nullptr)); });
     fails([&] { ground->device->is_capturing(NativeStream::cuda(nullptr)); });
     fails([&] { ground->copy_all(ground->demand); });
     fails([&] { ground->demand.copy_rows(*ground->memory, *ground->staging, {.rows = 1}); });
-    fails([&] { ground->demand.record(); });
+    fails([&] { return ground->demand.record(); });
     fails([&] { ground->demand.wait_for(*event); });
     ground->bulk.drain();
 

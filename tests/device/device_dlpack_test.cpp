@@ -111,7 +111,7 @@ TEST_CASE("tensors of other leases, and what DLPack cannot express, are refused"
 
     World fake(std::make_shared<FakeDevice>());
     const auto far = fake.lease({bytes.tensor});
-    check_error(error_of([&] { dlpack::export_versioned(far, far->tensors()[0]); }), {Errc::no_dlpack}, {},
+    check_error(error_of([&] { return dlpack::export_versioned(far, far->tensors()[0]); }), {Errc::no_dlpack}, {},
                 {.message = "DLPack has no number for the device 'fake'"});
 }
 

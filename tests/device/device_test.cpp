@@ -27,7 +27,7 @@ TEST_CASE("the host opens, and nothing else does") {
 }
 
 TEST_CASE("an unknown device is refused, and the error lists the known devices") {
-    const auto error = error_of([] { Device::open("cuda:7\n"); });
+    const auto error = error_of([] { return Device::open("cuda:7\n"); });
     REQUIRE(error);
     CHECK(error->message().starts_with("no device 'cuda:7\\x0a'; available: host"));
 }

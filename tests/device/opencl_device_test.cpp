@@ -64,7 +64,7 @@ TEST_CASE("OpenCL: devices are numbered, and other names are refused") {
         CAPTURE(name);
         CHECK_FAULT(Device::open(name), Errc::no_such_device);
     }
-    const auto error = error_of([] { Device::open("opencl:99"); });
+    const auto error = error_of([] { return Device::open("opencl:99"); });
     REQUIRE(error);
     CHECK(error->message().starts_with("no device 'opencl:99'; available: host, "));
     CHECK(error->message().ends_with(", " + list_opencl(opencl_driver())));  // GPUs of CUDA may be in between
@@ -198,7 +198,7 @@ TEST_CASE("OpenCL: memory that the device does not have is out_of_memory, with i
     require(
         caller.api.clGetDeviceInfo(caller.device, ClDeviceInfo::max_mem_alloc_size, sizeof largest, &largest, nullptr));
     for (const std::uint64_t size : {largest + 1, std::uint64_t{1} << 62, UINT64_MAX}) {
-        check_error(error_of([&] { device->allocate(size); }), {Errc::out_of_memory}, {std::to_string(largest)});
+        check_error(error_of([&] { return device->allocate(size); }), {Errc::out_of_memory}, {std::to_string(largest)});
     }
     CHECK_FAULT(device->allocate_staging(std::uint64_t{1} << 62), Errc::out_of_memory);
     const std::uint64_t free = device->free_memory();

@@ -102,7 +102,7 @@ TEST_CASE("at the deadline acquire throws, and the upload goes on as a prefetch"
     std::optional<Error> late;
     const auto began = Clock::now();
     Ticket ticket = world.uploader->request(bundle);
-    late = error_of([&] { world.uploader->acquire(bundle, {}, within(20)); });
+    late = error_of([&] { return world.uploader->acquire(bundle, {}, within(20)); });
     CHECK(Clock::now() >= began + std::chrono::milliseconds(20));
     REQUIRE(late);
     CHECK(late->code() == Errc::deadline_passed);
@@ -170,7 +170,7 @@ TEST_CASE("a ticket outlives its uploader") {
     const Bytes there("there", 100);
     const Bundle bundle = world.bundle(bytes);
     const Bundle resident = world.bundle(there);
-    world.uploader->acquire(resident);
+    static_cast<void>(world.uploader->acquire(resident));
     Ticket kept = world.uploader->request(resident);
     bytes.counted.hold();
     Ticket ticket = world.uploader->request(bundle);

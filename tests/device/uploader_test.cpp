@@ -186,16 +186,16 @@ TEST_CASE("a bundle of another uploader, or of none, is refused") {
 TEST_CASE("named and selected tensors are kept; a bundle of other tensors is gone with its handles and leases") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 20});
-    uploader.acquire("layers.1.w");
+    static_cast<void>(uploader.acquire("layers.1.w"));
     CHECK(uploader.stats().resident_bytes == 3);
-    uploader.acquire(Selection::prefix("layers.10"));
+    static_cast<void>(uploader.acquire(Selection::prefix("layers.10")));
     CHECK(uploader.stats().resident_bytes == 7);
     {
         const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 1, .stop = 4}});
         Lease lease;
         {
             Bundle bundle = uploader.bundle(std::span(&part, 1));
-            uploader.acquire(bundle);
+            static_cast<void>(uploader.acquire(bundle));
             CHECK(uploader.stats().resident_bytes == 10);
             const Bundle copy = bundle;
             bundle = Bundle();
@@ -282,7 +282,8 @@ TEST_CASE("a fault of reading is thrown by acquire, also that of a prefetch, and
     CHECK_FALSE(uploader.try_acquire(bundle));
     uploader.prefetch(bundle);
     *broken = false;
-    static_cast<void>(error_of([&] { uploader.acquire(bundle); }));  // the prefetch may have read before or after
+    static_cast<void>(
+        error_of([&] { return uploader.acquire(bundle); }));  // the prefetch may have read before or after
     const Lease lease = uploader.acquire(bundle);
     CHECK(text_of(lease["fragile"]) == "resists");
 }
@@ -308,9 +309,9 @@ TEST_CASE("an uploader frees all memory but that of leases, and a bundle may out
     {
         Uploader uploader(fake, three(), {.device_budget = 20});
         bundle = uploader.bundle(Selection::prefix("layers.10"));
-        uploader.acquire(bundle);
+        static_cast<void>(uploader.acquire(bundle));
         lease = uploader.acquire("layers.2.w");
-        uploader.acquire("layers.1.w");
+        static_cast<void>(uploader.acquire("layers.1.w"));
         CHECK(fake->allocated == 13);
     }
     CHECK(fake->allocated == 6);
@@ -380,14 +381,15 @@ TEST_CASE("in a process that is forked later, what is there stays, calls that ne
     CHECK(true_in_child([&] {
         bool good = text_of(held["layers.1.w"]) == "one" && ticket.done();
         good = good && weights->try_acquire(there).has_value();
-        good = good && refused([&] { ticket.wait(); });
+        good = good && refused([&] { return ticket.wait(); });
         const Bundle made_here = unused.bundle(Selection::prefix("layers.10"));
         const Lease own = unused.acquire(made_here);
         good = good && text_of(own["layers.10.w"]) == "ten!";
-        good = good && refused([&] { weights->bundle(Selection()); }) && refused([&] { weights->prefetch(absent); }) &&
-               refused([&] { weights->follow({}); }) && refused([&] { weights->sleep(); }) &&
-               refused([&] { weights->wake(); }) && refused([&] { weights->evict(there); }) &&
-               refused([&] { weights->fill({}); }) && refused([&] { static_cast<void>(weights->stats()); });
+        good = good && refused([&] { return weights->bundle(Selection()); }) &&
+               refused([&] { weights->prefetch(absent); }) && refused([&] { weights->follow({}); }) &&
+               refused([&] { weights->sleep(); }) && refused([&] { weights->wake(); }) &&
+               refused([&] { weights->evict(there); }) && refused([&] { return weights->fill({}); }) &&
+               refused([&] { static_cast<void>(weights->stats()); });
         held.release();
         weights.reset();
         Uploader anew(Device::open("host"), three(), {.readers = 1});

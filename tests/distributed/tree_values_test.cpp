@@ -128,7 +128,7 @@ TEST_CASE("copies share what the original shares, and keep cycles") {
     const auto list = from.add(StateTree::Sequence{StateTree::Sequence::Kind::list, {leaf, leaf}});
     std::get<StateTree::Sequence>(from[list]).items.push_back(list);
     StateTree to;
-    to.add(StateTree::None());
+    static_cast<void>(to.add(StateTree::None()));
     TreeCopy copy(from, to);
     const auto copied = copy.copy(list);
     const auto& items = std::get<StateTree::Sequence>(to[copied]).items;

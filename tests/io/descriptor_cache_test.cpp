@@ -183,7 +183,7 @@ TEST_CASE("a program that uses up all descriptors leaves open files readable") {
     }));
     CHECK(well_in_child(32, [&] {
         while (::open("/dev/null", O_RDONLY | O_CLOEXEC) >= 0) continue;
-        const auto error = error_of([&] { open_file(dir / name_of(0)); });
+        const auto error = error_of([&] { return open_file(dir / name_of(0)); });
         return error && error->code() == Errc::too_many_open_files;
     }));
 }

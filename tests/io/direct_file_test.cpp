@@ -323,7 +323,7 @@ TEST_CASE("another file with the same name is not read, and a file without a nam
     // Without a descriptor of its own left, it would have to be opened by its name.
     const FewDescriptors few(2);
     const auto gone = open_file(file.path);
-    for (const char name : {'c', 'd', 'e'}) open_file(file.dir.write(std::string(1, name), "x"));
+    for (const char name : {'c', 'd', 'e'}) static_cast<void>(open_file(file.dir.write(std::string(1, name), "x")));
     const std::vector<std::shared_ptr<const Source>> others = {open_file(file.dir / "c"), open_file(file.dir / "d")};
     fs::remove(file.path);
     CHECK_FAULT(read_direct(*gone, 7, memory.bytes()), Errc::file_changed);

@@ -133,7 +133,7 @@ TEST_CASE("a file that cannot be opened gives the reason") {
     CHECK_FAULT(open_file(dir / "loop"), Errc::path_not_found);
     CHECK_FAULT(open_folder(dir / "none"), Errc::path_not_found);
     CHECK_FAULT(open_folder(dir / "a"), Errc::path_not_found);
-    const auto error = error_of([&] { open_file(dir / "none"); });
+    const auto error = error_of([&] { return open_file(dir / "none"); });
     REQUIRE(error);
     CHECK(error->path() == (dir / "none").native());
     CHECK(error->message() == "cannot open it: No such file or directory");
@@ -154,7 +154,7 @@ TEST_CASE("folders, pipes and devices are refused without blocking") {
     CHECK_FAULT(open_file(dir.path()), Errc::invalid_argument);
     CHECK_FAULT(open_file("/dev/null"), Errc::invalid_argument);
     REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    check_error(error_of([&] { open_file(dir / "pipe"); }), {Errc::invalid_argument}, {},
+    check_error(error_of([&] { return open_file(dir / "pipe"); }), {Errc::invalid_argument}, {},
                 {.message = "expected a regular file, found a pipe"});
 }
 

@@ -11,6 +11,7 @@ import codes
 import compile_fail
 import count
 import names
+import nodiscard
 import one_definition
 import prose
 import style
@@ -134,12 +135,41 @@ class OneDefinition(unittest.TestCase):
         self.assertEqual(self.faults(one, one), {})
 
 
+class Nodiscard(unittest.TestCase):
+    def faults(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            header = pathlib.Path(folder, 'include/safemap/a.hpp')
+            header.parent.mkdir(parents=True)
+            header.write_text('namespace safemap::SAFEMAP_ABI {\n' + text + '\n}\n')
+            return [fault.partition(': ')[2].partition('(')[0] for fault in nodiscard.check(pathlib.Path(folder))]
+
+    def test_a_function_whose_result_may_be_lost_is_found(self):
+        for text in ('SAFEMAP_API std::vector<int> f(const B& b = {}, int c = g());', 'A f(int) const;',
+                     'class A { int h() noexcept; public: static A f(int); private: int g(int); };',
+                     'struct A { template <class T> std::span<const T> f() const& { return {}; } };',
+                     'struct A { virtual bool f() const = 0; };', 'struct A { const B& f(int) const noexcept; };',
+                     'constexpr int f(int b) noexcept { return b; }', 'class A;\nA f(); // [[nodiscard]]'):
+            with self.subTest(text=text):
+                self.assertEqual(self.faults(text), ['f'])
+
+    def test_what_cannot_be_lost_or_may_be_is_not(self):
+        for text in ('[[nodiscard]] SAFEMAP_API int f(int);', 'struct [[nodiscard]] A {};\nA f(int);',
+                     'struct A { A(int); ~A(); A& f(int); int size() const noexcept; bool operator()(int) const; };',
+                     'void f(int);', 'int f(A&&) = delete;', 'SaveReport save(int);',
+                     'using F = std::function<int(int)>;',
+                     'struct A { std::function<int(int)> f = {}; void (*g)(A*) = nullptr; int i = int(3); };',
+                     'namespace detail { int f(int); }', 'class A { int f(int); };', 'constexpr int i = f(1);'):
+            with self.subTest(text=text):
+                self.assertEqual(self.faults(text), [])
+
+
 class Names(unittest.TestCase):
     def names(self, text):
         return names.names_in('#pragma once\nnamespace safemap::SAFEMAP_ABI {\n' + text + '\n}\n')
 
     def test_each_kind_of_name_is_counted(self):
-        for text, name in [('class SAFEMAP_API A final : B { int f(); };', 'A'), ('struct A { struct B {}; };', 'A'),
+        for text, name in [('class [[nodiscard]] SAFEMAP_API A final : B { int f(); };', 'A'),
+                           ('struct A { struct B {}; };', 'A'),
                            ('enum class A : std::uint8_t { b, c };', 'A'), ('using A = int;', 'A'),
                            ('SAFEMAP_API std::vector<int> a(const B& b = {}, int c = f());', 'a'),
                            ('constexpr int a(int b) noexcept { return b; }', 'a'),

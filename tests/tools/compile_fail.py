@@ -1,8 +1,9 @@
-"""Checks that calls whose result would dangle do not compile, and their safe forms do: compile_fail.py ROOT COMPILER.
+"""Checks that calls whose result would dangle or is lost do not compile, and others do: compile_fail.py ROOT COMPILER.
 
 Each file of tests/compile_fail has both forms. The compiler starts once, with all files in both forms, because parsing
 the public headers is most of the work. It must report an error in the lines under `#ifdef MUST_NOT_COMPILE` of each
-file, and nowhere else. The last line on stdout states how many forms are as they should be, and how many are not.
+file, and nowhere else. A lost result is a warning, which counts as an error here. The last line on stdout states how
+many forms are as they should be, and how many are not.
 """
 import pathlib
 import re
@@ -33,7 +34,8 @@ def compile_all(root, compiler, cases):
     no_limit = '-fmax-errors=0'
     if 'clang' in subprocess.run([compiler, '--version'], capture_output=True, text=True, check=True).stdout:
         no_limit = '-ferror-limit=0'
-    return subprocess.run([compiler, '-std=c++20', '-fsyntax-only', no_limit, f'-I{root}/include', '-x', 'c++', '-'],
+    return subprocess.run([compiler, '-std=c++20', '-fsyntax-only', '-Werror=unused-result', no_limit,
+                           f'-I{root}/include', '-x', 'c++', '-'],
                           input=all_forms(root, cases), capture_output=True, text=True, check=False).stderr
 
 

@@ -21,7 +21,7 @@ PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.M)
 TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
 NAMESPACE = re.compile(r"(?:inline\s+)?namespace(?:\s+(?:inline\s+)?([\w:]+))?\s*$")
 TYPE = re.compile(r"(?:template\s*<.*>\s*)?(?:class|struct|union|enum(?:\s+(?:class|struct))?)\s+"
-                  r"(?:SAFEMAP_API\s+)?(\w+)")
+                  r"(?:\[\[nodiscard\]\]\s*)?(?:SAFEMAP_API\s+)?(\w+)")
 ALIAS = re.compile(r"(?:template\s*<.*>\s*)?using\s+(\w+)\s*=")
 CONCEPT = re.compile(r"template\s*<.*>\s*concept\s+(\w+)")
 LITERAL = re.compile(r'operator\s*(?:"")?\s*(_\w+)\s*\(')

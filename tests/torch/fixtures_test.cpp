@@ -111,7 +111,7 @@ TEST_CASE("every broken file is refused for its fault, or opens with a note") {
         CAPTURE(file.error);
         ++files;
         const std::string bytes = fixtures::content(file.file);
-        const auto error = error_of([&] { flatten(fixtures::open(bytes).tree); });
+        const auto error = error_of([&] { return flatten(fixtures::open(bytes).tree); });
         if (opens(file)) {
             CHECK_MESSAGE(!error.has_value(), std::string(error ? error->what() : ""));
         } else {
@@ -241,7 +241,7 @@ TEST_CASE("files with random bytes changed are read or refused, and nothing wors
                 const auto flat =
                     flatten(fixtures::with_tree(torch::read_archive(fixtures::source(bytes), faults)).tree);
                 for (const LazyTensor& tensor : flat.tensors) {
-                    if (tensor.nbytes() <= 1_MiB) static_cast<void>(error_of([&] { tensor.load(); }));
+                    if (tensor.nbytes() <= 1_MiB) static_cast<void>(error_of([&] { return tensor.load(); }));
                 }
             });
             if (error) CHECK(remedy(error->code()) == Remedy::reject_data);

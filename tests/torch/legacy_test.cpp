@@ -49,7 +49,7 @@ Legacy eight() {
 }
 
 std::optional<Error> fault_of(const Legacy& file) {
-    return error_of([&] { flatten(fixtures::open(file.join()).tree); });
+    return error_of([&] { return flatten(fixtures::open(file.join()).tree); });
 }
 void check_refused(const Legacy& file, Errc code, std::string_view words) {
     const auto error = fault_of(file);
@@ -466,7 +466,7 @@ TEST_CASE("legacy files and plain pickles with random bytes changed are read or 
             CollectFaults faults;
             const auto error = error_of([&] {
                 for (const LazyTensor& tensor : flatten(fixtures::read(bytes, faults).tree).tensors) {
-                    if (tensor.nbytes() <= 1_MiB) static_cast<void>(error_of([&] { tensor.load(); }));
+                    if (tensor.nbytes() <= 1_MiB) static_cast<void>(error_of([&] { return tensor.load(); }));
                 }
             });
             if (error) CHECK(remedy(error->code()) == Remedy::reject_data);

@@ -87,7 +87,7 @@ TEST_CASE("an error in a module gives the tensor's name") {
     const std::string inner = module(state_of(forge::dict({forge::text("a/b"), tensor(15)})));
     const std::string net = module(state_of(forge::dict({}), forge::dict({forge::text("0"), inner})));
     const auto tensor_of = [](const std::string& value) {
-        const auto error = error_of([&] { tree_of(value); });
+        const auto error = error_of([&] { return tree_of(value); });
         check_error(error, {Errc::storage_too_short}, {});
         return std::string(error->tensor());
     };

@@ -426,7 +426,7 @@ TEST_CASE("a long key is not used as an attribute's name, nor in the path of a f
     const auto path = [](const std::string& key, std::size_t levels) {
         std::string bad = forge::call("torch._utils", "_rebuild_tensor", {});
         for (std::size_t i = 0; i < levels; ++i) bad = forge::dict({forge::text(key), bad});
-        return std::string(error_of([&] { tree_of(bad); }).value().tensor());
+        return std::string(error_of([&] { return tree_of(bad); }).value().tensor());
     };
     CHECK(path(std::string(900, 'k'), 2) == std::string(900, 'k') + "/" + std::string(900, 'k'));
     CHECK(path(std::string(900, 'k'), 9) == ".../" + std::string(900, 'k') + "/" + std::string(900, 'k'));

@@ -280,7 +280,7 @@ TEST_CASE("a damaged document is reported with the file") {
     for (const auto& row : std::vector<std::pair<std::string, std::string>>{
              {R"("{\"v\":1,\"root\":[\"T\"]}")", "w"}, {R"("")", "w"}, {apart, "w"}, {apart, "~structure"}}) {
         CAPTURE(row.first);
-        check_error(error_of([&] { open(row.first, row.second); }), {Errc::bad_structure}, {},
+        check_error(error_of([&] { return open(row.first, row.second); }), {Errc::bad_structure}, {},
                     {.path = (dir / "f.safetensors").native()});
         CHECK_FALSE(verify(dir / "f.safetensors").ok());
     }
@@ -303,7 +303,7 @@ TEST_CASE("a part of a training state is converted alone, with paths that begin 
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "model.safetensors"));
     const Checkpoint optimizer = whole.below("optimizer");
     CHECK(optimizer.tree()->find("param_groups/0/lr"));
-    const auto error = error_of([&] { whole.below("models"); });
+    const auto error = error_of([&] { return whole.below("models"); });
     check_error(error, {Errc::invalid_argument}, {});
     CHECK(error->hint().find("'model', 'optimizer'") != std::string::npos);
     CHECK_FAULT(Checkpoint::open(flat).below("x"), Errc::invalid_argument);

@@ -28,10 +28,13 @@ namespace safemap::SAFEMAP_ABI::dlpack {
 ///     auto lease = std::make_shared<safemap::Lease>(uploader.acquire("wte.weight"));
 ///     auto* exported = safemap::dlpack::export_versioned(lease, (*lease)["wte.weight"]);
 ///     exported->deleter(exported);
-SAFEMAP_API ManagedTensorVersioned* export_versioned(std::shared_ptr<Lease> lease, const DeviceTensor& tensor,
-                                                     NativeStream consumer = {}, Float4 float4 = Float4::elements);
+[[nodiscard]] SAFEMAP_API ManagedTensorVersioned* export_versioned(std::shared_ptr<Lease> lease,
+                                                                   const DeviceTensor& tensor,
+                                                                   NativeStream consumer = {},
+                                                                   Float4 float4 = Float4::elements);
 /// Does so for consumers from before DLPack 1.0. This form has no read-only flag.
-SAFEMAP_API ManagedTensor* export_unversioned(std::shared_ptr<Lease> lease, const DeviceTensor& tensor,
-                                              NativeStream consumer = {}, Float4 float4 = Float4::elements);
+[[nodiscard]] SAFEMAP_API ManagedTensor* export_unversioned(std::shared_ptr<Lease> lease, const DeviceTensor& tensor,
+                                                            NativeStream consumer = {},
+                                                            Float4 float4 = Float4::elements);
 
 }  // namespace safemap::SAFEMAP_ABI::dlpack

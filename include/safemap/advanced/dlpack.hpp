@@ -90,7 +90,7 @@ struct ManagedTensor {
 
 /// Returns the DLPack type of a dtype. Throws no_dlpack for torch's quantised dtypes and its bits dtypes, which DLPack
 /// does not have.
-SAFEMAP_API DataType data_type(Dtype dtype);
+[[nodiscard]] SAFEMAP_API DataType data_type(Dtype dtype);
 
 /// How F4 tensors are exported. `elements`: as DLPack defines them, packed elements of one lane. `pairs`: elements of
 /// two lanes, so that a pair is one byte and the last dimension counts bytes. PyTorch (2.13) takes pairs only.
@@ -111,12 +111,13 @@ enum class Float4 : std::uint8_t { elements, pairs };
 ///     auto checkpoint = safemap::Checkpoint::open("model.safetensors");
 ///     auto* exported = safemap::dlpack::export_versioned(checkpoint["weight"].view());
 ///     exported->deleter(exported);
-SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
+[[nodiscard]] SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view,
+                                                                   Float4 float4 = Float4::elements);
 /// Exports a view as export_versioned() does, for consumers from before DLPack 1.0, and for JAX (0.10), which does not
 /// take versioned tensors. JAX copies data that is not aligned to 64 bytes; load() aligns to 64 bytes.
 ///
 /// This form has no read-only flag: a consumer that writes to the bytes of a mapped file gets a SIGSEGV.
-SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
+[[nodiscard]] SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
 
 /// Imports a tensor without a copy. Returns a view that owns the tensor: the last copy of the view calls the deleter
 /// once, on the thread that releases it. A null deleter is allowed. The view is writable() if the tensor is versioned

@@ -41,14 +41,14 @@ enum class Mapping : std::uint8_t {
 ///     std::shared_ptr<const safemap::Source> source = safemap::open_file("model.safetensors");
 ///     std::vector<std::byte> bytes(8);
 ///     source->read_at(0, bytes);
-SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
-                                                    Mapping mapping = Mapping::automatic);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
+                                                                  Mapping mapping = Mapping::automatic);
 /// Returns a source for a file that the caller has open for reading, such as one from memfd_create() or from another
 /// process. Duplicates the descriptor: the caller keeps and closes its own, and the file offset is not changed. `name`
 /// is used in messages. Throws invalid_argument if the descriptor is not a regular file or not open for reading;
 /// too_many_open_files; out_of_memory; io_error.
-SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
-                                                          Mapping mapping = Mapping::automatic);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
+                                                                        Mapping mapping = Mapping::automatic);
 
 /// How file_sink() puts a file in its place. SaveOptions documents both fields.
 struct FileSinkOptions {
@@ -68,6 +68,7 @@ struct FileSinkOptions {
 ///     auto checkpoint = safemap::Checkpoint::open("model.pt");
 ///     auto sink = safemap::file_sink("model.safetensors", {.overwrite = true});
 ///     safemap::SaveReport report = safemap::save(*sink, checkpoint);
-SAFEMAP_API std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options = {});
+[[nodiscard]] SAFEMAP_API std::shared_ptr<Sink> file_sink(const std::filesystem::path& path,
+                                                          const FileSinkOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

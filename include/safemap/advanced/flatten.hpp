@@ -36,6 +36,6 @@ struct FlatState {
 ///     auto checkpoint = safemap::Checkpoint::open("checkpoint.pt");
 ///     safemap::FlatState flat;
 ///     if (const safemap::StateTree* tree = checkpoint.tree()) flat = safemap::flatten(*tree);
-SAFEMAP_API FlatState flatten(const StateTree& tree);
+[[nodiscard]] SAFEMAP_API FlatState flatten(const StateTree& tree);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI {
 /// "/c".
 using NameParts = std::vector<std::string>;
 /// Returns the parts of `name`.
-SAFEMAP_API NameParts name_parts(std::string_view name);
+[[nodiscard]] SAFEMAP_API NameParts name_parts(std::string_view name);
 
 /// A name to fold. Only names of one kind are folded together; bytes are added up, files are collected.
 struct Foldable {
@@ -35,9 +35,9 @@ struct SAFEMAP_API Folded {
     std::vector<std::uint64_t> files = {};  ///< in ascending order
 
     /// Returns the parts joined: "model.layers.{0..79}".
-    std::string name() const;
+    [[nodiscard]] std::string name() const;
     /// Returns "x 80" for a group of 80 names, and an empty text for a single name.
-    std::string times() const;
+    [[nodiscard]] std::string times() const;
 };
 
 /// Folds names into groups. Returns the groups in the order of their first names. The braces are exact: every
@@ -50,18 +50,19 @@ struct SAFEMAP_API Folded {
 ///     auto groups = safemap::fold({{.name = "layers.0.weight"}, {.name = "layers.1.weight"}});
 ///     std::string name = groups[0].name();    // "layers.{0..1}.weight"
 ///     std::string times = groups[0].times();  // "x 2"
-SAFEMAP_API std::vector<Folded> fold(const std::vector<Foldable>& names);
+[[nodiscard]] SAFEMAP_API std::vector<Folded> fold(const std::vector<Foldable>& names);
 /// Folds the names that `name_at` returns for the numbers below `count`. Calls it twice for each number, and keeps no
 /// name that is folded: memory is linear in the groups. Exceptions of `name_at` pass
 /// through. Throws invalid_argument for an empty function.
-SAFEMAP_API std::vector<Folded> fold(std::size_t count, const std::function<Foldable(std::size_t)>& name_at);
+[[nodiscard]] SAFEMAP_API std::vector<Folded> fold(std::size_t count,
+                                                   const std::function<Foldable(std::size_t)>& name_at);
 
 /// Returns the name of the model part that a tensor belongs to: the name up to its first number, or, without a number,
 /// the name without its last part. "model.layers" for "model.layers.0.mlp.weight", "model.norm" for
 /// "model.norm.weight", "" for "0.bias".
-SAFEMAP_API std::string prefix_of(std::string_view name);
+[[nodiscard]] SAFEMAP_API std::string prefix_of(std::string_view name);
 
 /// Returns numbers as ranges: "{0..79}", "{0..3,7}", and "5" for a single number. `numbers` must be ascending.
-SAFEMAP_API std::string number_ranges(const std::vector<std::uint64_t>& numbers);
+[[nodiscard]] SAFEMAP_API std::string number_ranges(const std::vector<std::uint64_t>& numbers);
 
 }  // namespace safemap::SAFEMAP_ABI

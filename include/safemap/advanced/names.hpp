@@ -22,7 +22,8 @@ struct NamedTensor {
 ///     auto checkpoint = safemap::Checkpoint::open("model");
 ///     for (const safemap::NamedTensor& entry : safemap::all_names(checkpoint))
 ///         std::printf("%s %zu\n", std::string(entry.name).c_str(), entry.tensor);
-SAFEMAP_API std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection = {});
+[[nodiscard]] SAFEMAP_API std::vector<NamedTensor> all_names(const Checkpoint& checkpoint,
+                                                             const Selection& selection = {});
 std::vector<NamedTensor> all_names(const Checkpoint&& checkpoint, const Selection& selection = {}) = delete;
 
 }  // namespace safemap::SAFEMAP_ABI

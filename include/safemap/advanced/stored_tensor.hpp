@@ -81,26 +81,29 @@ class StoredTensor;
 /// Returns a tensor whose pieces are all runs, in any order. Reads nothing. Throws bad_tensor if the runs leave out an
 /// element or hold one twice, shape_overflow, partial_byte, storage_too_short if a run ends outside its source, and
 /// invalid_argument if a run has no source.
-SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape,
+                                                                          std::span<const RunPiece> runs);
 /// Returns a tensor whose pieces are runs in the sources of `table`, and keeps the table. Linear if the runs are in
 /// ascending order; uses 24 bytes of memory per run. Throws as above, and invalid_argument if `table` is null or lacks
 /// a number.
-SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape,
-                                                            std::shared_ptr<const SourceTable> table,
-                                                            std::span<const IndexedRun> runs);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape,
+                                                                          std::shared_ptr<const SourceTable> table,
+                                                                          std::span<const IndexedRun> runs);
 /// Returns a tensor that is one run: contiguous, row-major, from byte `offset` of `source`. This is the most common
 /// case. Throws as stored_runs() does.
-SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
-                                                           std::shared_ptr<const Source> source, std::uint64_t offset);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
+                                                                         std::shared_ptr<const Source> source,
+                                                                         std::uint64_t offset);
 /// Returns a tensor whose pieces are all boxes, in any order. The dtype must have elements of whole bytes. Throws as
 /// stored_runs() does. Takes O(n log n) for n boxes that form a grid, and little more for others. The cost of a read
 /// depends on the number of boxes that it touches, not on the number of all boxes; their rows are copied one by one.
-SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape,
+                                                                           std::span<const BoxPiece> boxes);
 /// Returns a tensor whose pieces are boxes in the sources of `table`, and keeps the table. Throws as above, and
 /// invalid_argument if `table` is null or lacks a number.
-SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape,
-                                                             std::shared_ptr<const SourceTable> table,
-                                                             std::span<const IndexedBox> boxes);
+[[nodiscard]] SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape,
+                                                                           std::shared_ptr<const SourceTable> table,
+                                                                           std::span<const IndexedBox> boxes);
 
 /// The steps that turn stored elements into values, applied in the order of the fields. PyTorch's big-endian files and
 /// its lazy conjugate and negative bits need them.
@@ -113,6 +116,6 @@ struct Decoding {
 };
 
 /// Returns true if LazyTensor::cast(to) is supported for a value of dtype `from`.
-SAFEMAP_API bool can_cast(Dtype from, Dtype to) noexcept;
+[[nodiscard]] SAFEMAP_API bool can_cast(Dtype from, Dtype to) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -9,10 +9,10 @@
 namespace safemap::SAFEMAP_ABI {
 
 /// Returns the strides of a contiguous row-major tensor, in elements. element_count() of the shape must exist.
-SAFEMAP_API Strides row_major(const Shape& shape);
+[[nodiscard]] SAFEMAP_API Strides row_major(const Shape& shape);
 /// Returns true if the elements are contiguous in row-major order. Strides of dimensions of size 1 do not matter, and a
 /// tensor without elements is contiguous.
-SAFEMAP_API bool is_contiguous(const Shape& shape, const Strides& strides) noexcept;
+[[nodiscard]] SAFEMAP_API bool is_contiguous(const Shape& shape, const Strides& strides) noexcept;
 
 /// A strided view of a sequence of elements: element (i, j, …) is number offset + i·strides[0] + j·strides[1] + …
 /// Offset and strides count elements. Owns no elements.
@@ -21,7 +21,7 @@ SAFEMAP_API bool is_contiguous(const Shape& shape, const Strides& strides) noexc
 ///     safemap::Shape shape = {4, 6};
 ///     safemap::StridedView whole{shape, safemap::row_major(shape), 0};
 ///     safemap::StridedView column = safemap::slice(whole, std::vector<safemap::Slice>{{}, {.start = 1, .stop = 2}});
-struct StridedView {
+struct [[nodiscard]] StridedView {
     Shape shape = {};
     Strides strides = {};
     std::int64_t offset = 0;

@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI {
 /// Example:
 ///     auto checkpoint = safemap::Checkpoint::open("checkpoint.pt");
 ///     for (const std::string& fact : safemap::lost_without_structure(checkpoint)) std::puts(fact.c_str());
-SAFEMAP_API const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
+[[nodiscard]] SAFEMAP_API const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
 const std::vector<std::string>& lost_without_structure(const Checkpoint&& checkpoint) = delete;
 
 /// Returns the structure document of a checkpoint as JSON; docs/format.md specifies it. Without a tree, the document is
@@ -25,6 +25,6 @@ const std::vector<std::string>& lost_without_structure(const Checkpoint&& checkp
 /// Example:
 ///     auto checkpoint = safemap::Checkpoint::open("checkpoint.pt");
 ///     std::string json = safemap::structure_of(checkpoint);
-SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint);
+[[nodiscard]] SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint);
 
 }  // namespace safemap::SAFEMAP_ABI

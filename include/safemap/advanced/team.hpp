@@ -42,7 +42,7 @@ public:
     /// and none is lost.
     virtual void post(unsigned to, std::string text) = 0;
     /// Returns the next message that has arrived, or nothing.
-    virtual std::optional<Message> poll() = 0;
+    [[nodiscard]] virtual std::optional<Message> poll() = 0;
 };
 
 /// Takes part in the first step of a save with a failure of this process: for an error that comes before it can call
