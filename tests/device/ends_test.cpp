@@ -72,12 +72,14 @@ struct World {
     }
 };
 
+unsigned rounds(int all) { return static_cast<unsigned>(soak::rounds(all)); }
+
 bool is_cancelled(const Error& error) { return error.code() == Errc::cancelled; }
 
 }  // namespace
 
 TEST_CASE("leases are released, waited for and read while their uploader ends") {
-    for (unsigned round = 0; round < soak::rounds(400); ++round) {
+    for (unsigned round = 0; round < rounds(400); ++round) {
         CAPTURE(round);
         World world(round, 4'000);
         std::vector<Lease> leases;
@@ -95,7 +97,7 @@ TEST_CASE("leases are released, waited for and read while their uploader ends") 
 }
 
 TEST_CASE("tickets are waited for, asked and dropped while their uploader ends") {
-    for (unsigned round = 0; round < soak::rounds(400); ++round) {
+    for (unsigned round = 0; round < rounds(400); ++round) {
         CAPTURE(round);
         World world(round, 6'000);
         std::vector<Ticket> tickets;
@@ -118,7 +120,7 @@ TEST_CASE("tickets are waited for, asked and dropped while their uploader ends")
 }
 
 TEST_CASE("bundles are dropped, and a neighbour under the same budget works, while an uploader ends") {
-    for (unsigned round = 0; round < soak::rounds(400); ++round) {
+    for (unsigned round = 0; round < rounds(400); ++round) {
         CAPTURE(round);
         World world(round * 3, 5'000);
         const Bytes own("own", 2'000);
@@ -141,7 +143,7 @@ TEST_CASE("bundles are dropped, and a neighbour under the same budget works, whi
 }
 
 TEST_CASE("capsules share leases that outlive their uploader") {
-    for (unsigned round = 0; round < soak::rounds(200); ++round) {
+    for (unsigned round = 0; round < rounds(200); ++round) {
         CAPTURE(round);
         World world(round * 2, 4'000);
         auto lease = std::make_shared<Lease>(world.uploader->acquire(world.bundles[0]));
