@@ -306,6 +306,7 @@ Holding* Ledger::take_out(Group& group) noexcept {
     group.memory.reset();
     holding->take_fences(group);
     groups_ -= std::erase(holding->groups, &group);
+    group.counts = &group.record;
     if (!holding->shared && holding->record != nullptr) policy_.left(*std::exchange(holding->record, nullptr));
     const bool is_empty = holding->groups.empty() && holding->writers == 0;
     return is_empty && holding->slot == no_slot ? holding : nullptr;
