@@ -291,7 +291,7 @@ void Ledger::put(Group& group, Holding& holding, bool demanded) {
 
 void Ledger::add_to_policy(Group& group, Holding& holding, bool demanded) noexcept {
     Record& record = holding.shared ? holding.block : group.record;
-    if (group.counts != &record) group.counts = &record;  // of a resident group, leases read it
+    if (group.counts != &record) group.counts = &record;  // leases of a resident group read it
     if (holding.record != nullptr) {
         if (demanded) policy_.hit(record);
         return;
