@@ -3,11 +3,14 @@
 // arrives. Here, too: what cancels an upload, and what evicts a group.
 #include "device/cache.hpp"
 
+#include "base/text.hpp"
+
 #include <safemap/error.hpp>
 
 #include <algorithm>
 #include <cassert>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -217,8 +220,11 @@ private:
 void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request) noexcept {
     Space space;
     bool in_time = true;
-    std::exception_ptr fault =
-        fault_of(upload->group->layout.tensors.front().name(), [&] { in_time = provide(*upload, request, space); });
+    static const std::string none;
+    const std::vector<LazyTensor>& tensors = upload->group->layout.tensors;
+    const std::string& tensor =
+        tensors.size() == 1 ? tensors.front().name() : none;  // not copied: there may be no memory
+    std::exception_ptr fault = fault_of(tensor, [&] { in_time = provide(*upload, request, space); });
     if (fault) note_failure(fault);
     Lock lock(mutex_);
     if (!in_time && !upload->cancelled) {
@@ -386,7 +392,15 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& 
     Lock lock(mutex_);
     free_kept(lock);
     lock.unlock();
-    return allocate_in_turn();
+    try {
+        return allocate_in_turn();
+    } catch (const Error& error) {
+        const std::vector<LazyTensor>& tensors = upload.group->layout.tensors;
+        if (error.code() != Errc::out_of_memory || tensors.size() == 1) throw;
+        throw Error(Errc::out_of_memory, "for a bundle of " + std::to_string(tensors.size()) + " tensors, " +
+                                             excerpt(tensors.front().name()) + " to " + excerpt(tensors.back().name()) +
+                                             ": " + error.message());
+    }
 }
 
 /// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
@@ -453,6 +467,7 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
         return;
     }
     // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
+    group->view->follows = group->view->plan != nullptr;
     if (group->word.leased()) let_go(*group, trash);
     else group->fault = std::move(upload.fault);
     group->word.change(State::arriving, State::absent);

@@ -16,15 +16,15 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Returns what `work` throws, or null if it throws nothing. Adds the tensor's name to an Error that has none, if there
-/// is memory for it.
+/// Returns what `work` throws, or null if it throws nothing. Adds the tensor's name, if there is one, to an Error that
+/// has none, if there is memory for it.
 template <class Work> std::exception_ptr fault_of(const std::string& tensor, Work&& work) noexcept {
     try {
         work();
         return nullptr;
     } catch (Error& error) {
         try {
-            error.with_tensor(tensor);
+            if (!tensor.empty()) error.with_tensor(tensor);
         } catch (...) {
         }
         return std::current_exception();

@@ -72,6 +72,18 @@ TEST_CASE("a fault of one group does not affect the others of a bundle") {
     CHECK(cache.stats().resident_bytes == 0);
 }
 
+TEST_CASE("a device without memory for a bundle names the bundle, not its first tensor") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 100_MiB);
+    const Bytes a("a", 1_MiB);
+    const Bytes b("b", 1_MiB);
+    fake->full = true;
+    check_error(error_of([&] {
+                    cache.acquire(cache.bundle({a.tensor, b.tensor}));
+                }),
+                {Errc::out_of_memory}, {"for a bundle of 2 tensors, ", " to ", "the device is full"}, {.tensor = ""});
+}
+
 TEST_CASE("a full device or a failed copy affects only the bundle concerned") {
     const auto fake = std::make_shared<FakeDevice>();
     const CacheFixture cache(fake, 100_MiB);

@@ -126,6 +126,28 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
     }
 }
 
+TEST_CASE("a plan of which all is there needs to be told of no lease, until something of it goes") {
+    const CacheFixture cache(Device::open("host"), 800, 1);
+    std::vector<Bytes> layers;
+    std::vector<BundlePtr> bundles;
+    for (int i = 0; i < 8; ++i) {
+        layers.emplace_back("layer" + std::to_string(i), 100);
+        bundles.push_back(cache.bundle(layers.back().tensor));
+    }
+    const auto are_there = [&] { return cache.stats().resident_bytes == 800; };
+    cache.follow(bundles, true);
+    CHECK(soon(are_there));
+    CHECK_FALSE(cache.view()->follows);
+    cache.evict(bundles[3]);
+    CHECK(cache.view()->follows);
+    const Held held = cache.acquire(bundles[0]);
+    cache.view()->cache->reached(*bundles[0]);
+    CHECK(soon(are_there));
+    CHECK_FALSE(cache.view()->follows);
+    cache.follow({}, true);
+    CHECK_FALSE(cache.view()->follows);
+}
+
 TEST_CASE("bundles that were prefetched by mistake make way for later prefetches in the end") {
     const CacheFixture cache(Device::open("host"), 400, 1);
     std::vector<Bytes> guesses;

@@ -25,7 +25,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <functional>
 #include <optional>
 #include <string_view>
@@ -150,11 +149,13 @@ public:
 private:
     DcpMetadata read_metadata() {
         std::vector<DcpMetadata> ranks(metadata_files_.size());
+        std::vector<std::uint64_t> sizes(ranks.size());  // a pickle may be read twice
         for_each_pickle(*folder_, metadata_files_, options_.work, &globals_,
                         [&](std::size_t i, const auto& source, auto& named) {
                             ranks[i] = read_dcp_metadata(*source, named, ranks.size());
-                            metadata_bytes_ += source->size();
+                            sizes[i] = source->size();
                         });
+        for (const std::uint64_t size : sizes) metadata_bytes_ += size;
         if (ranks.size() == 1) return std::move(ranks.front());
         return joined(std::move(ranks), metadata_files_);
     }
@@ -337,7 +338,7 @@ private:
     DcpMetadata metadata_ = {};
     DcpItems items_ = {};
     std::vector<std::optional<LazyTensor>> tensors_ = {};
-    std::atomic<std::uint64_t> metadata_bytes_ = 0;
+    std::uint64_t metadata_bytes_ = 0;
     std::shared_ptr<const Source> common_ = {};
     Contents contents_ = {};
 };
