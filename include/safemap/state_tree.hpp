@@ -100,7 +100,7 @@ public:
                               Constant, NumpyScalar, Tensor, Opaque>;
 
     /// Appends a node and returns its number. Throws pickle_too_large for more than 2^32 - 1 nodes.
-    [[nodiscard]] NodeId add(Node node);
+    NodeId add(Node node);
     /// Reserves memory for this many nodes.
     void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
     /// Return the node with this number. Throw invalid_argument for a number beyond size(), for no_node, and for any

@@ -91,6 +91,7 @@ bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reac
 /// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
 bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room) {
     ledger_.restore(std::exchange(room.victims, {}));
+    room.cancelled = {};
     Ledger::Missing missing = ledger_.missing(view.account, claims);
     if (claims > view.account.cap) return false;
     ledger_.reserve(view.account, claims, missing, reach, room.victims);
@@ -232,7 +233,9 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
         if (!holding.shared) holding.fences.splice(holding.fences.end(), space.fences);
         upload->providing = false;
         upload->waits_for_help = true;
-        return changed_.notify_all();
+        changed_.notify_all();
+        lock.unlock();
+        return submit(upload);  // it goes on as a prefetch does
     }
     const bool is_provided = space && !fault;
     upload->filling.set(std::move(space), upload->group->offset);
@@ -279,6 +282,7 @@ void Cache::submit(const std::shared_ptr<Upload>& upload) noexcept {
         const auto preparation = std::make_shared<Preparation>(upload);
         const std::lock_guard lock(mutex_);
         if (upload->finished) return;
+        if (const auto known = upload->preparation.lock(); known && readers_->has_jobs(*known)) return;
         const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
         readers_->submit(preparation, lane, before_jobs(upload->priority));
         upload->preparation = preparation;

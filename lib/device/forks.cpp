@@ -6,15 +6,15 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-std::atomic<unsigned> forks = 0;
+std::atomic<unsigned> forks_so_far = 0;
 
 }  // namespace
 
 unsigned count_forks() noexcept {
     // Without memory for the handler, forks are not noticed.
-    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks_so_far.fetch_add(1); });
     static_cast<void>(registered);
-    return forks.load(std::memory_order_relaxed);
+    return forks_so_far.load(std::memory_order_relaxed);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

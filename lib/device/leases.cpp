@@ -93,6 +93,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it,
 }
 
 std::optional<Uploads> Cache::try_request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
+    if (bundle->view->stopped) throw_stopped();
     if (try_lease(*bundle)) {
         if (bundle->view->follows) reached(*bundle);
         return Uploads();
@@ -123,7 +124,9 @@ void Cache::cancel_request(const BundleData& bundle, const Uploads& uploads) noe
 bool Cache::are_over(const Uploads& uploads) const noexcept {
     if (is_forked()) return true;  // wait() throws
     const std::lock_guard lock(mutex_);
-    return std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
+    // After a fault, wait() throws at once.
+    return std::ranges::any_of(uploads, [](const auto& upload) { return upload->cancelled || upload->fault; }) ||
+           std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
 }
 
 void Cache::help_without_readers(const BundleData& bundle) {
@@ -137,6 +140,7 @@ void Cache::help_without_readers(const BundleData& bundle) {
         if (!upload) return;
         prepares = std::exchange(upload->waits_for_help, false);
         if (prepares) upload->providing = true;
+        else if (!upload->submitted) return;  // somebody is getting its memory
     }
     // Only what needs no wait.
     if (prepares) return prepare(upload, false, {.deadline = std::chrono::steady_clock::now()});
@@ -160,6 +164,7 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
     leases.take(time);
     Uploads begun;
     for (;;) {
+        if (view.stopping) throw_stopped();
         require_wanted(request);
         const std::optional<Groups> absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         if (absent) {
@@ -201,12 +206,10 @@ void Cache::end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep_
         if (error.code() == Errc::cancelled) abandon(uploads);
         throw;
     }
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);  // ends before the leases do
     for (const auto& upload : uploads) {
-        if (!upload->cancelled && !upload->fault) continue;
-        leases.end_under_lock();
         if (upload->cancelled) throw_stopped();
-        throw_copy(upload->fault);
+        if (upload->fault) throw_copy(upload->fault);
     }
     if (keep_it == Keep::yes) keep(bundle);
     leases.pass_on();

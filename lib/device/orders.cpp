@@ -117,13 +117,18 @@ void Cache::pass(const BundleData& bundle) noexcept {
 void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
     const Plan* const plan = view.plan.get();
     if (plan == nullptr || view.sleeping || view.stopping) return;
+    bool is_there = true;  // all of it, or on its way
     try {
         for (std::size_t steps = 1; steps <= plan->order().size(); ++steps) {
             const BundleData* const bundle = plan->upcoming(steps);
             if (bundle == nullptr) return;
             Groups absent;
             for (const auto& group : bundle->groups) {
-                if (group->word.state() != State::absent || group->fault || group->word.leased()) continue;
+                if (group->word.state() != State::absent) continue;
+                if (group->fault || group->word.leased()) {
+                    is_there = false;
+                    continue;
+                }
                 if (!may_take_slot(view, *group, steps)) return;
                 group->used.store(now(), std::memory_order_relaxed);
                 absent.push_back(group);
@@ -135,7 +140,7 @@ void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
             begun.insert(begun.end(), uploads.begin(), uploads.end());
         }
         // All of a plan that fits is there, or comes. Nothing is left to do until a group of it goes.
-        if (plan->cyclic() && view.account.slots.empty()) view.follows = false;
+        if (is_there && plan->cyclic() && view.account.slots.empty()) view.follows = false;
     } catch (const std::bad_alloc&) {
         // Nothing is uploaded ahead; who needs it will upload it.
     }
