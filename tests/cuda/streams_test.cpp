@@ -177,10 +177,11 @@ TEST_CASE("a child process cannot use the device of its parent, and does not cra
             const auto error = error_of(use);
             return error && error->code() == Errc::device_failed && error->message().ends_with("before a fork");
         };
-        const bool all_lost =
-            lost([&] { return ground.device->allocate(1_KiB); }) &&
-            lost([&] { ground.device->allocate_staging(1_KiB); }) && lost([&] { ground.copy_all(ground.bulk); }) &&
-            lost([&] { return ground.bulk.record(); }) && lost([&] { event->done(); }) && lost([&] { event->wait(); });
+        const bool all_lost = lost([&] { return ground.device->allocate(1_KiB); }) &&
+                              lost([&] { return ground.device->allocate_staging(1_KiB); }) &&
+                              lost([&] { ground.copy_all(ground.bulk); }) &&
+                              lost([&] { return ground.bulk.record(); }) && lost([&] { return event->done(); }) &&
+                              lost([&] { event->wait(); });
         ground.bulk.drain();
         ground.memory.reset();
         ground.staging.reset();
