@@ -44,7 +44,7 @@ private:
 };
 
 /// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
-Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool demanded, Trash& trash) {
+Uploads Cache::begin(View& view, const Groups& absent, const Ledger::Reach& reach, Trash& trash) {
     Uploads uploads;
     std::list<Upload*> list;
     std::vector<Group*> groups;
@@ -52,11 +52,11 @@ Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool
     groups.reserve(absent.size());
     for (const auto& group : absent) {
         uploads.push_back(std::make_shared<Upload>(group));
-        uploads.back()->demanded = demanded;
+        uploads.back()->demanded = reach.demanded;
         list.push_back(uploads.back().get());
         groups.push_back(group.get());
     }
-    if (!admit(view, groups, reach, demanded, trash)) return {};
+    if (!admit(view, groups, reach, trash)) return {};
     auto place = list.begin();
     for (const auto& upload : uploads) {
         upload->place = place++;
@@ -68,34 +68,43 @@ Uploads Cache::begin(View& view, const Groups& absent, Ledger::Reach reach, bool
     return uploads;
 }
 
+/// Begins the same before anybody waits for it: evicts nothing that was used later than `since`. Adds the uploads to
+/// `begun`. Returns false if there is no room.
+bool Cache::begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun, Trash& trash) {
+    begun.reserve(begun.size() + absent.size());
+    const Uploads uploads = begin(view, absent, {.since = since, .demanded = false}, trash);
+    begun.insert(begun.end(), uploads.begin(), uploads.end());
+    return !uploads.empty();
+}
+
 /// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows. If they are demanded,
 /// also cancels prefetches that nobody waits for. Returns false, and changes nothing, if that is not enough.
-bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash) {
+bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, Trash& trash) {
     // First, because groups that are reserved must not stay so if there is no memory.
-    if (demanded) trash.reserve(uploads_.size());
+    if (reach.demanded) trash.reserve(uploads_.size());
     Room room(ledger_);
     const std::vector<std::uint32_t> slots = take_slots(view.account, groups, room.turns);
     reach.slots = slots;
     for (reach.open_blocks = false;; reach.open_blocks = true) {
-        if (make_room(view, view.account.claims_of(groups, slots, !reach.open_blocks), reach, demanded, room)) break;
+        if (make_room(view, view.account.claims_of(groups, slots, !reach.open_blocks), reach, room)) break;
         if (reach.open_blocks) return false;
     }
     const std::uint64_t in_blocks = view.account.in_blocks;
     for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
     for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
     cancel_latest(view, room.cancelled, trash);
-    settle(view.account, groups, slots, in_blocks, demanded);
+    settle(view.account, groups, slots, in_blocks, reach.demanded);
     return true;
 }
 
 /// Reserves what has to go so that `claims` bytes fit. Returns false if that is not enough.
-bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room) {
+bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, Room& room) {
     ledger_.restore(std::exchange(room.victims, {}));
     room.cancelled = {};
     Ledger::Missing missing = ledger_.missing(view.account, claims);
     if (claims > view.account.cap) return false;
     ledger_.reserve(view.account, claims, missing, reach, room.victims);
-    if (!missing || !demanded) return !missing;
+    if (!missing || !reach.demanded) return !missing;
     room.cancelled = missing;
     const Ledger::Missing idle = cancellable(view);
     return missing.own <= idle.own && missing.all <= idle.all;
@@ -294,9 +303,7 @@ void Cache::submit(const std::shared_ptr<Upload>& upload) noexcept {
 void Cache::prepare_if_waiting(const std::shared_ptr<Upload>& upload) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        if (!upload->waits_for_help || upload->finished) return;
-        upload->waits_for_help = false;
-        upload->providing = true;
+        if (!upload->claim()) return;
     }
     prepare(upload, false);
 }

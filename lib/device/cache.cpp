@@ -88,13 +88,13 @@ void Cache::require_own_process() const {
 
 /// Begins with the first call that may upload. Until then there are no threads, so a process that is forked has the
 /// cache, too. Throws invalid_argument in a process that was forked later.
-void Cache::start() {
+void Cache::start(const View& view) {
     require_own_process();
     std::call_once(once_, [this] {
         if (!readers_) readers_ = Readers::of_process();
         started_ = count_forks();
     });
-    readers_->expect(most_readers_);
+    readers_->expect(view.readers);
 }
 
 // Views.
@@ -105,13 +105,8 @@ View::View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRu
       sizes{.job = cache->staging_.buffer_bytes(),
             .tile = std::min(tile_bytes, cache->staging_.buffer_bytes()),
             .most = account.cap},
-      paths(options.direct_reads ? rules : PathRules::without_direct()) {
-    const ThreadLimits most = is_cuda(*cache->device()) ? gpu_uploading_threads : uploading_threads;
-    const unsigned readers = thread_count(options.readers, most);
-    std::atomic<unsigned>& wanted = cache->most_readers_;
-    for (unsigned known = wanted; known < readers && !wanted.compare_exchange_weak(known, readers);) {
-    }
-}
+      readers(thread_count(options.readers, is_cuda(*cache->device()) ? gpu_uploading_threads : uploading_threads)),
+      paths(options.direct_reads ? rules : PathRules::without_direct()) {}
 
 View::~View() { cache->close(*this); }
 
@@ -165,7 +160,7 @@ DeviceBudgetStats Cache::stats() const {
 // Prefetching and evicting.
 
 void Cache::prefetch(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them) {
-    start();
+    start(view);
     Uploads begun;
     std::exception_ptr fault;
     try {
@@ -190,10 +185,7 @@ void Cache::begin_prefetches(View& view, std::span<const std::shared_ptr<const B
         for (const auto& group : bundle->groups)
             if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
         if (absent.empty()) continue;
-        begun.reserve(begun.size() + absent.size());
-        const Uploads uploads = begin(view, absent, {.since = time - 1, .demanded = false}, false, trash);
-        begun.insert(begun.end(), uploads.begin(), uploads.end());
-        if (!uploads.empty() && keep_them == Keep::yes) keep(bundle);
+        if (begin_ahead(view, absent, time - 1, begun, trash) && keep_them == Keep::yes) keep(bundle);
     }
 }
 
@@ -209,7 +201,7 @@ void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
 // Sleep.
 
 std::uint64_t Cache::sleep(View& view) {
-    start();
+    start(view);
     Trash trash;
     Lock lock(mutex_);
     view.sleeping = true;
@@ -229,7 +221,7 @@ std::uint64_t Cache::sleep(View& view) {
 }
 
 void Cache::wake(View& view) {
-    start();
+    start(view);
     Uploads begun;
     Groups asleep;
     Trash trash;
@@ -254,9 +246,7 @@ void Cache::begin_asleep(View& view, const Groups& asleep, Uploads& begun, Trash
     for (const auto& group : asleep) {
         if (group->slot != no_slot || group->word.state() != State::absent) continue;
         if (group->fault || group->word.leased()) continue;
-        begun.reserve(begun.size() + 1);
-        const Uploads one = begin(view, {group}, {.since = 0, .demanded = false}, false, trash);
-        begun.insert(begun.end(), one.begin(), one.end());
+        begin_ahead(view, {group}, 0, begun, trash);
     }
 }
 

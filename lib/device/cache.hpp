@@ -14,7 +14,7 @@
 // way round: the mutex of the readers (to queue and cancel tasks), that of the staging pool (never held while waiting),
 // that of a stream that records an event. Owners::mutex_ is taken by itself.
 //
-// Who may wait, while holding what:
+// A thread may wait for these things, while it holds these:
 // - Nobody allocates or frees device memory, reads, or waits for a copy while holding a mutex.
 // - A thread that waits for an arrival holds leases, at most one worker, and no slab.
 // - A job that waits for a slab of the bulk lane does jobs of the demand lane meanwhile. One of the demand lane waits
@@ -22,7 +22,7 @@
 // - The end of a view waits for the jobs of its uploads that are running, and for memory that is being freed.
 #pragma once
 
-#include "device/forks.hpp"
+#include "base/forks.hpp"
 #include "device/group.hpp"
 #include "device/ledger.hpp"
 #include "device/owners.hpp"
@@ -69,6 +69,7 @@ struct View {
     const std::shared_ptr<Cache> cache;
     Account account;
     const FillSizes sizes;
+    const unsigned readers;  // threads that it wants
     Paths paths;
     Owners owners;
     std::unordered_map<const Group*, Bundles> kept = {};
@@ -192,7 +193,7 @@ private:
     struct Room;
 
     void require_own_process() const;
-    void start();
+    void start(const View& view);
 
     // Views.
     void begin_prefetches(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
@@ -225,9 +226,10 @@ private:
     // Arrivals: room.
     /// Returns a time at which nothing was used later.
     std::uint64_t now() const noexcept { return time_.load(std::memory_order_relaxed) + 1; }
-    Uploads begin(View& view, const Groups& absent, Ledger::Reach reach, bool demanded, Trash& trash);
-    bool admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, bool demanded, Trash& trash);
-    bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, bool demanded, Room& room);
+    Uploads begin(View& view, const Groups& absent, const Ledger::Reach& reach, Trash& trash);
+    bool begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun, Trash& trash);
+    bool admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, Trash& trash);
+    bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, Room& room);
     static std::vector<std::uint32_t> take_slots(const Account& account, std::span<Group* const> groups,
                                                  std::vector<Holding*>& turns);
     void settle(Account& account, std::span<Group* const> groups, std::span<const std::uint32_t> slots,
@@ -280,8 +282,7 @@ private:
     const std::shared_ptr<Device> device_;
     std::once_flag once_;
     std::atomic<unsigned> started_ = not_started;  // the number of forks when it started
-    std::atomic<unsigned> most_readers_ = 0;
-    std::shared_ptr<Readers> readers_;  // set when it starts
+    std::shared_ptr<Readers> readers_;             // set when it starts
     StagingRing staging_;
 
     mutable std::mutex mutex_;

@@ -162,7 +162,7 @@ void FillTask::copy_rows(const StagingBuffer& slab, RowCopy rows) const {
 }
 
 std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget> targets, NativeStream after) {
-    start();
+    start(view);
     if (lost_.load(std::memory_order_relaxed)) throw_lost();
     if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");

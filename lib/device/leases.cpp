@@ -84,7 +84,7 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it, const Request& request) {
-    start();
+    start(*bundle->view);
     const Stopwatch stopwatch(bundle->view->stalled);
     auto worker = readers_->borrow_worker();
     const std::optional<Uploads> uploads = begin_lease(*bundle, request, worker.get());
@@ -98,7 +98,7 @@ std::optional<Uploads> Cache::try_request(const std::shared_ptr<const BundleData
         if (bundle->view->follows) reached(*bundle);
         return Uploads();
     }
-    start();
+    start(*bundle->view);
     return begin_lease(*bundle, request, nullptr);
 }
 
@@ -138,9 +138,8 @@ void Cache::help_without_readers(const BundleData& bundle) {
         for (const auto& group : bundle.groups)
             if (!upload && group->word.state() == State::arriving) upload = group->upload;
         if (!upload) return;
-        prepares = std::exchange(upload->waits_for_help, false);
-        if (prepares) upload->providing = true;
-        else if (!upload->submitted) return;  // somebody is getting its memory
+        prepares = upload->claim();
+        if (!prepares && !upload->submitted) return;  // somebody is getting its memory
     }
     // Only what needs no wait.
     if (prepares) return prepare(upload, false, {.deadline = std::chrono::steady_clock::now()});
@@ -169,7 +168,7 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
         const std::optional<Groups> absent = join_arriving(lock, bundle, request, worker, uploads, trash);
         if (absent) {
             uploads.reserve(uploads.size() + absent->size());
-            begun = begin(view, *absent, {.since = now()}, true, trash);
+            begun = begin(view, *absent, {.since = now()}, trash);
             if (begun.size() == absent->size()) break;
         }
         const bool is_refused = absent && !is_small_on_its_way();  // asked while everything is leased
@@ -272,10 +271,7 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
         Lock lock(mutex_);
         while (!upload->finished) {
             require_wanted(request);
-            if (upload->waits_for_help) {
-                // Claimed under the lock, so that no other thread gets its memory, too, or ends it.
-                upload->waits_for_help = false;
-                upload->providing = true;
+            if (upload->claim()) {
                 lock.unlock();
                 prepare(upload, helps, request);
                 lock.lock();
@@ -448,4 +444,5 @@ void Cache::throw_lost() const {
     }
     throw_copy(failure);
 }
+
 }  // namespace safemap::SAFEMAP_ABI::device

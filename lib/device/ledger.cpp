@@ -33,8 +33,8 @@ public:
     Choice(const Account& account, const Reach& reach, std::size_t groups)
         : account_(account),
           reach_(reach),
-          // Who prefetches as much as fits leases it in about as many steps as that has groups. What has not been
-          // leased for longer was announced by mistake. The time of the cache moves by 2.
+          // A program that prefetches as many groups as fit leases them in about as many steps. A group that was
+          // announced longer ago, and not leased since, was announced by mistake. The time of the cache moves by 2.
           awaited_since_(reach.since - std::min<std::uint64_t>(reach.since, 2 * groups)) {}
 
     /// Returns true if all groups of a holding can go.
@@ -301,12 +301,18 @@ void Ledger::add_to_policy(Group& group, Holding& holding, bool demanded) noexce
     policy_.came(record, holding.size, demanded);
 }
 
-Holding* Ledger::take_out(Group& group) noexcept {
+/// Ends what a group has of its holding, but for its place in the list of groups. Returns the holding.
+Holding* Ledger::detach(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     holding->take_fences(group);
-    groups_ -= std::erase(holding->groups, &group);
     group.counts = &group.record;
+    return holding;
+}
+
+Holding* Ledger::take_out(Group& group) noexcept {
+    Holding* const holding = detach(group);
+    groups_ -= std::erase(holding->groups, &group);
     if (!holding->shared && holding->record != nullptr) policy_.left(*std::exchange(holding->record, nullptr));
     const bool is_empty = holding->groups.empty() && holding->writers == 0;
     return is_empty && holding->slot == no_slot ? holding : nullptr;

@@ -139,10 +139,7 @@ public:
     template <class Leave> void empty(Holding& holding, Leave&& leave) {
         groups_ -= holding.groups.size();
         for (Group* const group : holding.groups) {
-            group->memory.reset();
-            holding.take_fences(*group);
-            group->holding = nullptr;
-            group->counts = &group->record;
+            detach(*group);
             leave(*group);
         }
         holding.groups.clear();
@@ -153,6 +150,7 @@ public:
 
 private:
     class Choice;
+    static Holding* detach(Group& group) noexcept;
     void take_by_policy(const Account& account, std::uint64_t bytes, Missing& missing, const Choice& choice,
                         std::vector<Holding*>& victims);
     void take_the_rest(const Account& account, Missing& missing, const Choice& choice, std::vector<Holding*>& victims);

@@ -10,8 +10,9 @@
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+
 void Cache::follow(View& view, std::vector<std::shared_ptr<const BundleData>> order, bool cyclic) {
-    start();
+    start(view);
     auto plan = order.empty() ? nullptr : std::make_unique<Plan>(std::move(order), cyclic);
     Split chosen;
     if (plan) {
@@ -133,11 +134,7 @@ void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
                 group->used.store(now(), std::memory_order_relaxed);
                 absent.push_back(group);
             }
-            if (absent.empty()) continue;
-            begun.reserve(begun.size() + absent.size());
-            const Uploads uploads = begin(view, absent, {.since = 0, .demanded = false}, false, trash);
-            if (uploads.empty()) return;
-            begun.insert(begun.end(), uploads.begin(), uploads.end());
+            if (!absent.empty() && !begin_ahead(view, absent, 0, begun, trash)) return;
         }
         // All of a plan that fits is there, or comes. Nothing is left to do until a group of it goes.
         if (is_there && plan->cyclic() && view.account.slots.empty()) view.follows = false;
@@ -179,4 +176,5 @@ void Cache::go_on(View& view) noexcept {
     }
     let_readers_prepare(begun);
 }
+
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,7 +1,7 @@
 // The reader threads of the process, and the tasks that they work on.
 #include "device/readers.hpp"
 
-#include "device/forks.hpp"
+#include "base/forks.hpp"
 
 #include <pthread.h>
 

@@ -1,7 +1,7 @@
 // The buffers between readers and devices whose memory cannot be read into.
 #include "device/staging.hpp"
 
-#include "device/forks.hpp"
+#include "base/forks.hpp"
 
 #include "device/fences.hpp"
 

@@ -45,6 +45,13 @@ public:
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
     Cache& cache() const noexcept { return cache_; }
+    /// Makes this thread the one that gets the memory, if nobody is at it; under the lock, so that no other thread gets
+    /// it, too, or ends the upload. Returns false otherwise.
+    bool claim() noexcept {
+        if (!waits_for_help || finished) return false;
+        waits_for_help = false;
+        return providing = true;
+    }
 
 private:
     Cache& cache_;

@@ -6,8 +6,6 @@
 
 #include <safemap/error.hpp>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -50,9 +48,9 @@ void check_rows(const DeviceMemory& to, const StagingBuffer& from, const RowCopy
 
 void check_read(const DeviceMemory& from, Extent part) { check_range(part, from.size(), "device memory"); }
 
-DeviceHealth::DeviceHealth(std::string name) : name_(std::move(name)), process_(::getpid()) {}
+DeviceHealth::DeviceHealth(std::string name) : name_(std::move(name)) {}
 
-bool DeviceHealth::is_child() const noexcept { return ::getpid() != process_; }
+bool DeviceHealth::is_child() const noexcept { return count_forks() != forks_; }
 
 bool DeviceHealth::is_lost() const noexcept { return failed_.load(std::memory_order_acquire) || is_child(); }
 

@@ -1,10 +1,10 @@
 // Pieces that several kinds of devices share: checks of arguments, whether a device still works, and waiting by asking.
 #pragma once
 
+#include "base/forks.hpp"
+
 #include <safemap/bytes.hpp>
 #include <safemap/device.hpp>
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -55,7 +55,7 @@ protected:
 
 private:
     const std::string name_;
-    const ::pid_t process_;
+    const unsigned forks_ = count_forks();
     std::atomic<bool> failed_ = false;
     mutable std::mutex mutex_;  // guards the two below
     int failure_ = 0;

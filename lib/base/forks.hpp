@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-namespace safemap::SAFEMAP_ABI::device {
+namespace safemap::SAFEMAP_ABI {
 
 /// Returns how often this process and those before it were forked since the first call. Costs one load.
 unsigned count_forks() noexcept;
@@ -33,4 +33,4 @@ template <class Shared> std::shared_ptr<Shared> shared_of_process() {
     return shared;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::device
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,9 +1,9 @@
 // Counts the forks of this process.
-#include "device/forks.hpp"
+#include "base/forks.hpp"
 
 #include <pthread.h>
 
-namespace safemap::SAFEMAP_ABI::device {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 std::atomic<unsigned> forks_so_far = 0;
@@ -17,4 +17,4 @@ unsigned count_forks() noexcept {
     return forks_so_far.load(std::memory_order_relaxed);
 }
 
-}  // namespace safemap::SAFEMAP_ABI::device
+}  // namespace safemap::SAFEMAP_ABI
