@@ -316,26 +316,20 @@ TEST_CASE("what a plan keeps goes last, but it goes for a lease of a neighbour")
 }
 
 TEST_CASE("experts that are used more stay, and a scan does not drive them out") {
-    constexpr std::size_t count = 64;
-    const CacheFixture cache(Device::open("host"), 16 * 100, 1);
-    std::vector<Bytes> experts;
-    std::vector<BundlePtr> bundles;
+    constexpr int count = 64;
+    const Model experts(budget_of(16 * 100), count);
     std::vector<double> weights;
-    for (std::size_t i = 0; i < count; ++i) {
-        experts.emplace_back("expert" + std::to_string(i), 100);
-        bundles.push_back(cache.bundle(experts.back().tensor));
-        weights.push_back(1.0 / static_cast<double>(1 + (i * 37) % count));
-    }
+    for (int i = 0; i < count; ++i) weights.push_back(1.0 / (1 + (i * 37) % count));
     std::mt19937 random(7);
     std::discrete_distribution<std::size_t> pick(weights.begin(), weights.end());
     const auto burst = [&] {
-        const std::uint64_t before = cache.stats().uploaded_bytes;
-        for (int i = 0; i < 1'000; ++i) cache.acquire(bundles[pick(random)]);
-        return (cache.stats().uploaded_bytes - before) / 100;
+        const std::uint64_t before = experts.cache.stats().uploaded_bytes;
+        for (int i = 0; i < 1'000; ++i) experts.cache.acquire(experts.bundles[pick(random)]);
+        return (experts.cache.stats().uploaded_bytes - before) / 100;
     };
     for (int i = 0; i < 3; ++i) burst();
     CHECK(burst() <= 350);  // the most frequent 16 have 71 % of the uses
-    for (const BundlePtr& bundle : bundles) cache.acquire(bundle);
+    experts.pass();
     CHECK(burst() <= 370);
 }
 

@@ -26,6 +26,19 @@ bool is_ready(const std::future<void>& future) {
     return future.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready;
 }
 
+/// Layers of 100 bytes, and a bundle of each.
+struct Layers {
+    std::vector<Bytes> stored = {};
+    std::vector<BundlePtr> bundles = {};
+
+    Layers(const CacheFixture& cache, std::size_t count) {
+        for (std::size_t i = 0; i < count; ++i) {
+            stored.emplace_back("layer" + std::to_string(i), 100);
+            bundles.push_back(cache.bundle(stored.back().tensor));
+        }
+    }
+};
+
 /// A cache in which a demand waits for 400,000 bytes of the device until end().
 class DemandInProgress {
 public:
@@ -95,12 +108,8 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
     for (const std::size_t ahead : {1U, 2U, 5U}) {
         CAPTURE(ahead);
         const CacheFixture cache(Device::open("host"), 800, 1);
-        std::vector<Bytes> layers;
-        std::vector<BundlePtr> bundles;
-        for (std::size_t i = 0; i < count; ++i) {
-            layers.emplace_back("layer" + std::to_string(i), 100);
-            bundles.push_back(cache.bundle(layers.back().tensor));
-        }
+        const Layers layers(cache, count);
+        const std::vector<BundlePtr>& bundles = layers.bundles;
         // It has arrived, so that it can be evicted.
         const auto prefetch = [&](std::size_t i) {
             cache.prefetch(bundles[i]);
@@ -128,12 +137,8 @@ TEST_CASE("prefetches ahead of a loop evict nothing that the loop comes to befor
 
 TEST_CASE("a plan of which all is there needs to be told of no lease, until something of it goes") {
     const CacheFixture cache(Device::open("host"), 800, 1);
-    std::vector<Bytes> layers;
-    std::vector<BundlePtr> bundles;
-    for (int i = 0; i < 8; ++i) {
-        layers.emplace_back("layer" + std::to_string(i), 100);
-        bundles.push_back(cache.bundle(layers.back().tensor));
-    }
+    const Layers layers(cache, 8);
+    const std::vector<BundlePtr>& bundles = layers.bundles;
     const auto are_there = [&] { return cache.stats().resident_bytes == 800; };
     cache.follow(bundles, true);
     CHECK(soon(are_there));

@@ -34,6 +34,7 @@ struct World {
     std::optional<DeviceBudget> budget = {};
     std::optional<Uploader> uploader = {};
     std::optional<Uploader> neighbour = {};  // under the same budget
+    std::atomic<int> wrong = 0;              // findings of threads
 
     World(unsigned round, std::uint64_t bytes) {
         fake->writable = round % 2 == 0;
@@ -62,8 +63,13 @@ struct World {
         if (pause % 4 == 0) budget.reset();
         uploader.reset();
     }
-    /// Ends what is left, and checks that the device has all of its memory back.
+    /// Notes a lease that does not have the value of these bytes; any thread.
+    void check(const Lease& lease, const Bytes& bytes) {
+        if (read_back(*fake, lease.tensors()[0]) != value_of(bytes.tensor)) ++wrong;
+    }
+    /// Ends what is left, and checks the findings, and that the device has all of its memory back.
     void check_end() {
+        CHECK(wrong == 0);
         bundles.clear();
         neighbour.reset();
         budget.reset();
@@ -74,8 +80,6 @@ struct World {
 
 unsigned rounds(int all) { return static_cast<unsigned>(soak::rounds(all)); }
 
-bool is_cancelled(const Error& error) { return error.code() == Errc::cancelled; }
-
 }  // namespace
 
 TEST_CASE("leases are released, waited for and read while their uploader ends") {
@@ -84,14 +88,12 @@ TEST_CASE("leases are released, waited for and read while their uploader ends") 
         World world(round, 4'000);
         std::vector<Lease> leases;
         for (std::size_t i = 0; i < 3; ++i) leases.push_back(world.uploader->acquire(world.bundles[i]));
-        std::atomic<int> wrong = 0;
         world.end_during(3, round * 7, [&](unsigned t) {
             Lease lease = std::move(leases[t]);
             lease.wait();
-            if (read_back(*world.fake, lease.tensors()[0]) != value_of(world.layers[t].tensor)) ++wrong;
+            world.check(lease, world.layers[t]);
             lease.release();
         });
-        CHECK(wrong == 0);
         world.check_end();
     }
 }
@@ -102,19 +104,17 @@ TEST_CASE("tickets are waited for, asked and dropped while their uploader ends")
         World world(round, 6'000);
         std::vector<Ticket> tickets;
         for (std::size_t i = 0; i < 5; ++i) tickets.push_back(world.uploader->request(world.bundles[i]));
-        std::atomic<int> wrong = 0;
         world.end_during(5, round * 11, [&](unsigned t) {
             Ticket ticket = std::move(tickets[t]);
             if (t == 4) return;
             while (t == 3 && !ticket.done()) std::this_thread::yield();
             try {
                 const Lease lease = ticket.wait();
-                if (read_back(*world.fake, lease.tensors()[0]) != value_of(world.layers[t].tensor)) ++wrong;
+                world.check(lease, world.layers[t]);
             } catch (const Error& error) {
-                if (!is_cancelled(error)) ++wrong;
+                if (error.code() != Errc::cancelled) ++world.wrong;
             }
         });
-        CHECK(wrong == 0);
         world.check_end();
     }
 }
@@ -126,7 +126,6 @@ TEST_CASE("bundles are dropped, and a neighbour under the same budget works, whi
         const Bytes own("own", 2'000);
         const Bundle next = world.neighbour->bundle(std::vector{own.tensor});
         world.uploader->prefetch(world.bundles);
-        std::atomic<int> wrong = 0;
         std::vector<std::vector<Bundle>> handles(2);
         for (std::size_t i = 0; i < world.bundles.size(); ++i) handles[i % 2].push_back(std::move(world.bundles[i]));
         world.bundles.clear();
@@ -134,10 +133,9 @@ TEST_CASE("bundles are dropped, and a neighbour under the same budget works, whi
             if (t < 2) return handles[t].clear();
             for (int i = 0; i < 3; ++i) {
                 const Lease lease = world.neighbour->acquire(next);
-                if (read_back(*world.fake, lease.tensors()[0]) != value_of(own.tensor)) ++wrong;
+                world.check(lease, own);
             }
         });
-        CHECK(wrong == 0);
         world.check_end();
     }
 }
