@@ -20,7 +20,7 @@ namespace device {
 namespace {
 
 // Tiles of transposed tensors pass through a buffer of each reader, so they are smaller than jobs.
-constexpr std::uint64_t tile_bytes = 2_MiB;
+constexpr std::uint64_t largest_tile = 2_MiB;
 
 // With jobs of this size, two threads that claim them reach the disk's limit. Loaders for GPUs converge on such sizes,
 // too (4 to 16 MiB).
@@ -103,7 +103,7 @@ View::View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRu
     : cache(std::move(of)),
       account(choose_cap(*cache, options)),
       sizes{.job = cache->staging_.buffer_bytes(),
-            .tile = std::min(tile_bytes, cache->staging_.buffer_bytes()),
+            .tile = std::min(largest_tile, cache->staging_.buffer_bytes()),
             .most = account.cap},
       readers(thread_count(options.readers, is_cuda(*cache->device()) ? gpu_uploading_threads : uploading_threads)),
       paths(options.direct_reads ? rules : PathRules::without_direct()) {}
