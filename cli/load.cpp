@@ -77,12 +77,13 @@ std::vector<LazyTensor> rows_of(std::span<const LazyTensor> tensors, Rank rank) 
     return tensors_of_rank(tensors, rules, rank);
 }
 
-/// Follows a plan, unless its bundles fit only one at a time. Then each is uploaded when it is needed.
-void follow(Uploader& uploader, const UploadPlan& plan) {
+/// Follows an order, unless its bundles fit only one at a time. Then each is uploaded when it is needed.
+UploadOrder follow(Uploader& uploader, std::span<const Bundle> bundles, bool once) {
     try {
-        uploader.follow(plan);
+        return once ? uploader.follow_once(bundles) : uploader.follow(bundles);
     } catch (const Error& error) {
         if (error.code() != Errc::budget_exceeded) throw;
+        return {};
     }
 }
 
@@ -176,9 +177,11 @@ private:
         std::vector<std::string> digests(tensors.size());
 
         const Bundles bundles(uploader, tensors, options.device_budget);
+        UploadOrder order;
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
-            if (pass == 0 || last) follow(uploader, {.order = bundles.all(), .cyclic = !last});
+            if (last) order.end();
+            if (pass == 0 || last) order = follow(uploader, bundles.all(), last);
             std::size_t i = 0;  // in `tensors`
             for (const Bundle& bundle : bundles.all()) {
                 const Lease lease = uploader.acquire(bundle);

@@ -58,7 +58,7 @@ std::uint64_t compute(safemap::Device& device, const safemap::Lease& layer) {
     return result;
 }
 
-Results forward(safemap::Device& device, safemap::LayerStream& layers) {
+Results forward(safemap::Device& device, safemap::UploadOrder& layers) {
     Results results;
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const safemap::Lease layer = layers.next();  // waits until the layer is there; the next one is on its way
@@ -71,7 +71,7 @@ Results forward(safemap::Device& device, safemap::LayerStream& layers) {
 Results forward_twice(const std::shared_ptr<safemap::Device>& device, const safemap::Checkpoint& model,
                       std::uint64_t budget) {
     safemap::Uploader uploader(device, model, {.device_budget = budget});
-    safemap::LayerStream layers(uploader, bundles_of(uploader, model));
+    safemap::UploadOrder layers = uploader.follow(bundles_of(uploader, model));
     Results results = forward(*device, layers);
     const std::uint64_t first_pass = uploader.stats().uploaded_bytes;
     std::ranges::copy(forward(*device, layers), std::back_inserter(results));

@@ -16,6 +16,6 @@ int main(int argc, char** argv) {
     std::cout << report.tensors << " tensors written\n";  // the file is complete, or save() has thrown
 
     safemap::Uploader uploader(safemap::Device::open("host"), model);
-    auto lease = uploader.acquire(w.name());  // stays on the device until the lease ends
+    auto lease = uploader.acquire(uploader.bundle(w.name()));  // stays on the device until the lease ends
     std::cout << lease.tensors().size() << " on the device\n";
 }

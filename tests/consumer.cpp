@@ -48,7 +48,7 @@ bool there_and_back(const std::filesystem::path& file) {
     if (!diff(checkpoint, checkpoint).equal() || digests(checkpoint).tensors[0].digest != digest(tensor)) return false;
 
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 4096});
-    const Lease lease = uploader.acquire(Selection::glob("*"));
+    const Lease lease = uploader.acquire(uploader.bundle(Selection::glob("*")));
     return lease["w"].nbytes() == 16;
 }
 

@@ -18,9 +18,8 @@
 #include <safemap/device.hpp>
 #include <safemap/device_budget.hpp>
 #include <safemap/error.hpp>
-#include <safemap/layer_stream.hpp>
 #include <safemap/source.hpp>
-#include <safemap/ticket.hpp>
+#include <safemap/upload_order.hpp>
 #include <safemap/uploader.hpp>
 
 #include <atomic>
@@ -104,7 +103,8 @@ void later_passes(const Options& options, const Model& model, To to) {
 void fills(const Options& options, const Model& model, To to) {
     const auto device = open(to);
     Uploader uploader(device, model.checkpoint, {.readers = 1});
-    const auto targets = layers::fill_targets(*device, model.checkpoint);
+    std::vector<std::shared_ptr<DeviceMemory>> memory;
+    const auto targets = layers::fill_targets(*device, model.checkpoint, memory);
     const std::uint64_t room = model.bytes / block * block;
     const HugeMemory memory(room);
     measure::Pairs(
@@ -148,7 +148,7 @@ void compute(double seconds) {
     }
 }
 
-/// Walks a model of twice the budget with a LayerStream. Each layer computes for 0.75 of the time in which one reader
+/// Walks a model of twice the budget in order. Each layer computes for 0.75 of the time in which one reader
 /// uploads it.
 void stream(const Options& options, const Model& model) {
     const std::uint64_t budget = half_budget(model.checkpoint);
@@ -156,15 +156,15 @@ void stream(const Options& options, const Model& model) {
     for (int round = 0; round < options.rounds; ++round) {
         Uploader uploader(Device::open("host"), model.checkpoint, {.device_budget = budget, .readers = 1});
         const auto layers = bundles_of_layers(uploader);
-        LayerStream steps(uploader, layers);
+        UploadOrder steps = uploader.follow(layers);
         for (std::size_t i = 0; i < 2 * layer_count; ++i) static_cast<void>(steps.next());
-        uploader.follow({});
+        steps.end();
         uploader.evict(layers.front());
         const double load = measure::seconds([&] {
             uploader.prefetch(layers.front());
             while (!uploader.try_acquire(layers.front())) std::this_thread::yield();
         });
-        LayerStream again(uploader, layers);
+        UploadOrder again = uploader.follow(layers);
         const auto walk = [&] {
             for (std::size_t i = 0; i < layer_count; ++i) {
                 const Lease layer = again.next();
@@ -256,14 +256,14 @@ void get_in_time(Uploader& uploader, std::span<const Bundle> bundles) {
     static_cast<void>(uploader.acquire(bundles.front(), {}, {.deadline = deadline}));
 }
 
-void get_by_tickets(Uploader& uploader, std::span<const Bundle> bundles) {
-    std::vector<Ticket> tickets;
-    for (const Bundle& bundle : bundles) tickets.push_back(uploader.request(bundle, {.priority = 1}));
-    for (Ticket& ticket : tickets) static_cast<void>(ticket.wait());
+void get_by_requests(Uploader& uploader, std::span<const Bundle> bundles) {
+    std::vector<Lease> leases;
+    for (const Bundle& bundle : bundles) leases.push_back(uploader.request(bundle, {.priority = 1}));
+    for (Lease& lease : leases) lease.wait();
 }
 
 const Demand one = {"64 KiB during a prefetch, ", 1, get_one};
-const Demand demands[] = {one, {"64 KiB with a deadline, ", 1, get_in_time}, {"8 tickets, ", 8, get_by_tickets}};
+const Demand demands[] = {one, {"64 KiB with a deadline, ", 1, get_in_time}, {"8 requests, ", 8, get_by_requests}};
 
 /// Demands small bundles one after the other while the layers are on their way. Uploader chooses how many readers.
 void measure_demand(const Options& options, const Model& model, To to, const Demand& demand) {

@@ -11,8 +11,8 @@
 #include "device/made.hpp"
 #include "device/measure.hpp"
 
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/checkpoint.hpp>
-#include <safemap/device.hpp>
 #include <safemap/device_budget.hpp>
 #include <safemap/uploader.hpp>
 
@@ -163,7 +163,8 @@ void later_passes(const Options& options, Gpu& gpu, const Model& model) {
 
 void fills(const Options& options, Gpu& gpu, const Model& model) {
     Uploader uploader(gpu.device, model.checkpoint);
-    const auto targets = layers::fill_targets(*gpu.device, model.checkpoint);
+    std::vector<std::shared_ptr<DeviceMemory>> memory;
+    const auto targets = layers::fill_targets(*gpu.device, model.checkpoint, memory);
     Pairs(
         options.rounds, [&] { return measure::seconds([&] { uploader.fill(targets)->wait(); }); },
         [&] { return gpu.copy(model.bytes); })

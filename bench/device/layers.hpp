@@ -63,12 +63,15 @@ inline std::vector<Bundle> small_bundles(Uploader& uploader) {
     return small;
 }
 
-/// Returns all tensors of the layers, each with memory of its own.
-inline std::vector<FillTarget> fill_targets(Device& device, const Checkpoint& checkpoint) {
+/// Returns all tensors of the layers, each with memory of its own, which is added to `memory`.
+inline std::vector<FillTarget> fill_targets(Device& device, const Checkpoint& checkpoint,
+                                            std::vector<std::shared_ptr<DeviceMemory>>& memory) {
     std::vector<FillTarget> targets;
     for (const LazyTensor& tensor : checkpoint)
-        if (tensor.name().starts_with("layers."))
-            targets.push_back({.tensor = tensor, .memory = device.allocate(tensor.nbytes())});
+        if (tensor.name().starts_with("layers.")) {
+            memory.push_back(device.allocate(tensor.nbytes()));
+            targets.push_back({.tensor = tensor, .address = memory.back()->handle(), .size = tensor.nbytes()});
+        }
     return targets;
 }
 

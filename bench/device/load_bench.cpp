@@ -88,8 +88,9 @@ void acquire_name(benchmark::State& state) {
     std::vector<std::string> names;
     for (std::size_t i = 0; i < checkpoint.size(); ++i) names.push_back(checkpoint.tensor(i).name());
     std::ranges::shuffle(names, std::minstd_rand(1));
-    for (const std::string& name : names) static_cast<void>(uploader.acquire(name));
-    repeat(state, names.size(), [&](std::size_t i) { benchmark::DoNotOptimize(uploader.acquire(names[i])); });
+    for (const std::string& name : names) static_cast<void>(uploader.acquire(uploader.bundle(name)));
+    repeat(state, names.size(),
+           [&](std::size_t i) { benchmark::DoNotOptimize(uploader.acquire(uploader.bundle(names[i]))); });
 }
 
 /// Threads lease bundles of one uploader, each its own. The processor time of a lease grows if they disturb each other.

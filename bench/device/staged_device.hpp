@@ -2,7 +2,7 @@
 // hides its address. Its copies are done by the thread that asks for them, before the call returns.
 #pragma once
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <atomic>
 #include <cstdint>

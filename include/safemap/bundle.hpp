@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -23,6 +24,7 @@ template <class Managed> struct LeaseExport;
 namespace device {
 class Cache;
 class Group;
+struct Awaited;
 struct BundleData;
 }  // namespace device
 
@@ -44,11 +46,15 @@ public:
     /// Returns the place of the value in memory(), in bytes. memory() and the place together are aligned to 256 bytes,
     /// or to 64 bytes if the tensor is smaller than 256 bytes and came alone.
     std::uint64_t offset() const noexcept;
+    /// Returns the address of the value on the device. Null if memory() has none, as in OpenCL, and when the lease has
+    /// ended and the tensor is not there any more.
+    void* address() const noexcept;
     /// Returns the value as this process can write to it; empty if the host cannot, and for a tensor without elements.
     /// Empty, too, when the lease has ended and the tensor is not there any more.
     std::span<std::byte> host_bytes() const noexcept;
 
 private:
+    friend class Bundle;
     friend class device::Cache;
     friend std::string digest(Device& device, const DeviceTensor& tensor);
     DeviceTensor(const LazyTensor& tensor, const device::Group& group, std::uint64_t place) noexcept
@@ -57,6 +63,18 @@ private:
     const LazyTensor* tensor_;
     const device::Group* group_;
     std::uint64_t place_;  // in the memory of the group
+};
+
+/// A tensor as each lease of its bundle will have it.
+struct BundleTensor {
+    std::string name;
+    Dtype dtype;
+    Shape shape;
+    std::uint64_t nbytes;  ///< size of the value in bytes
+    /// Tensors with one number share a piece of memory: they are of the bundle that owns them, which may be another
+    /// one.
+    std::size_t owner;
+    std::uint64_t offset;  ///< place of the value in that piece, bytes
 };
 
 /// A prepared selection: tensors that come to a device and leave it together, such as a layer, an expert, or one
@@ -78,6 +96,9 @@ public:
 
     /// Returns the number of tensors that a lease has.
     std::size_t size() const noexcept;
+    /// Returns the tensors in the order of Lease::tensors(). The places in memory are known before anything is
+    /// uploaded, and are the same in each lease.
+    [[nodiscard]] std::vector<BundleTensor> tensors() const;
     /// Returns the bytes of device memory that a lease holds: all tensors, each at a multiple of 256 bytes, and all
     /// tensors of the bundles that own some of them.
     std::uint64_t device_bytes() const noexcept;
@@ -90,29 +111,32 @@ private:
     std::shared_ptr<const device::BundleData> data_;
 };
 
-/// The result of Uploader::acquire(): the tensors of a bundle, which stay on the device until the lease is released or
-/// destroyed. Leases can be moved, not copied. A lease that was moved from, or has ended, has no tensors, and releasing
-/// or waiting for it does nothing. A lease may outlive its Uploader. It must not be used from two threads
-/// at once.
+/// The tensors of a bundle, which stay on the device until the lease is released or destroyed. Leases can be moved, not
+/// copied. A lease that was moved from, or has ended, has no tensors, and releasing it does nothing. A lease may
+/// outlive its Uploader. It must not be used from two threads at once.
 ///
-/// A lease that was acquired on a stream is for the work of that stream: its tensors may still be on their way, but all
-/// work that is put into the stream from then on happens after they have arrived. A lease that was acquired without a
-/// stream has tensors that are there.
+/// Uploader::acquire() returns a lease whose tensors are there. Uploader::request() returns one whose tensors may be on
+/// their way: it has no tensors until wait() has returned, and it holds their memory from the beginning on.
+///
+/// A lease that was acquired on a stream, or waited for on one, is for the work of that stream: its tensors may still
+/// be on their way, but all work that is put into the stream from then on happens after they have arrived. Otherwise
+/// the tensors are there.
 ///
 /// A stream that is being captured into a CUDA graph is no place in time. Then acquire() waits until the tensors are
 /// there. The graph may be launched as long as the lease lives, so release the lease after the last launch.
 ///
 /// Example:
-///     safemap::Lease lease = uploader.acquire("wte.weight");
-///     const safemap::DeviceTensor& weight = lease["wte.weight"];
-///     use(weight.memory()->handle(), weight.offset(), weight.nbytes());
+///     safemap::Bundle expert = uploader.bundle(safemap::Selection::prefix("mlp.experts.7"));
+///     safemap::Lease lease = uploader.request(expert, {.priority = 1});
+///     lease.wait();  // after work for the experts that are there
+///     for (const safemap::DeviceTensor& one : lease.tensors()) use(one.address(), one.nbytes());
 class [[nodiscard]] SAFEMAP_API Lease {
 public:
-    Lease() noexcept = default;
-    Lease(Lease&& other) noexcept : data_(std::move(other.data_)), stream_(other.stream_) {}
+    Lease() noexcept;
+    Lease(Lease&& other) noexcept;
     Lease& operator=(Lease&& other) noexcept;
     /// Does the same as release().
-    ~Lease() { release(); }
+    ~Lease();
 
     /// Returns the tensors, in the order in which they were requested. The span is valid until the lease ends.
     std::span<const DeviceTensor> tensors() const& noexcept;
@@ -123,13 +147,23 @@ public:
     const DeviceTensor& operator[](std::string_view name) const&& = delete;
     const DeviceTensor& operator[](const char* name) const&;
     const DeviceTensor& operator[](const char* name) const&& = delete;
-    /// Blocks until the tensors are on the device. Throws device_failed.
-    void wait() const;
 
-    /// Ends the lease. Its tensors may be evicted when other tensors need the memory: at once, or if the lease was
-    /// acquired on a stream, when the work that is in that stream is done. If the stream is being captured at this
-    /// moment, the tensors stay on the device until the uploader is destroyed, because nobody says how long the graph
-    /// lives.
+    /// Returns true if wait() would not block: the tensors are on the device, the upload failed, the deadline of the
+    /// request has passed or a stop was requested, or there is no upload any more. Without reader threads, does at most
+    /// one job of the upload.
+    [[nodiscard]] bool ready() const noexcept;
+    /// Blocks until the tensors are on the device. With a stream: until they are read and their copies queued, and lets
+    /// the work that is put into the stream from now on happen after them. Takes part in the reading.
+    ///
+    /// For a lease of request(), throws what Uploader::acquire() does, the errors of the request, and cancelled if the
+    /// uploader was destroyed; then the lease has ended. Throws device_failed, and invalid_argument for a lease that
+    /// has ended, and for a second stream: its work and that of the first one have no common end.
+    void wait(NativeStream stream = {});
+
+    /// Ends the lease. Its tensors may be evicted when other tensors need the memory: at once, or if the lease is for a
+    /// stream, when the work that is in that stream is done. If the stream is being captured at this moment, the
+    /// tensors stay on the device until the uploader is destroyed, because nobody says how long the graph lives. If
+    /// wait() was not called, ends the upload unless somebody else wants it.
     void release() noexcept;
     /// Ends the lease. Its tensors may be evicted when the work that is in `stream` is done. Throws invalid_argument,
     /// and keeps the lease, if the device has no streams of this kind, or the stream is being captured.
@@ -137,13 +171,16 @@ public:
 
 private:
     template <class Managed> friend struct LeaseExport;
-    friend class Ticket;
     friend class Uploader;
-    explicit Lease(std::shared_ptr<const device::BundleData> data) noexcept : data_(std::move(data)) {}
+    friend class UploadOrder;
+    Lease(std::shared_ptr<const device::BundleData> data, std::unique_ptr<device::Awaited> awaited) noexcept;
+    static Lease acquired(const std::shared_ptr<const device::BundleData>& data, NativeStream stream,
+                          const Request& request);
     static Lease ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
                          const Request& request);
     bool has(const DeviceTensor& tensor) const noexcept;
     std::shared_ptr<const device::BundleData> data_;
+    std::unique_ptr<device::Awaited> awaited_;  // null: the tensors are there
     NativeStream stream_ = {};
 };
 

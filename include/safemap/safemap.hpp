@@ -13,12 +13,12 @@
 #include <safemap/elements.hpp>
 #include <safemap/error.hpp>
 #include <safemap/float_types.hpp>
-#include <safemap/layer_stream.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/open_options.hpp>
 #include <safemap/plan.hpp>
 #include <safemap/progress.hpp>
 #include <safemap/ranks.hpp>
+#include <safemap/request.hpp>
 #include <safemap/save.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/shape.hpp>
@@ -26,8 +26,7 @@
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>
-#include <safemap/ticket.hpp>
 #include <safemap/training_layout.hpp>
-#include <safemap/upload_plan.hpp>
+#include <safemap/upload_order.hpp>
 #include <safemap/uploader.hpp>
 #include <safemap/verify.hpp>

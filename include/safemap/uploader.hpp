@@ -6,8 +6,8 @@
 #include <safemap/device.hpp>
 #include <safemap/device_budget.hpp>
 #include <safemap/lazy_tensor.hpp>
-#include <safemap/ticket.hpp>
-#include <safemap/upload_plan.hpp>
+#include <safemap/request.hpp>
+#include <safemap/upload_order.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -39,11 +40,12 @@ struct UploadOptions {
     bool direct_reads = true;
 };
 
-/// A tensor, and memory that takes its value, row-major, from `offset` on, bytes.
+/// A tensor, and memory of the caller that takes its value, row-major.
 struct FillTarget {
     LazyTensor tensor;
-    std::shared_ptr<DeviceMemory> memory;
-    std::uint64_t offset = 0;
+    void* address = nullptr;   ///< as of Device::borrow(): an address on the device, or a cl_mem
+    std::uint64_t size = 0;    ///< bytes that are there
+    std::uint64_t offset = 0;  ///< place of the value in them, bytes; a cl_mem has no address to add it to
 };
 
 /// Counters of an Uploader since it was made.
@@ -65,15 +67,13 @@ struct UploadStats {
 /// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device,
 /// the checkpoint, and the reader threads of the process. Members may be called from several threads at once.
 ///
-/// The unit is the bundle. A program that knows its layers or experts makes their bundles once, and leases those. The
-/// members that take names or selections make bundles too, and keep them while they are on the device.
+/// The unit is the bundle. A program that knows its layers or experts makes their bundles once, and leases those.
 ///
 /// Example:
 ///     safemap::Uploader weights(safemap::Device::open("host"), checkpoint, {.device_budget = 8_GiB});
 ///     safemap::Bundle layer = weights.bundle(safemap::Selection::prefix("model.layers.1"));
 ///     safemap::Lease lease = weights.acquire(layer);
-///     for (const safemap::DeviceTensor& one : lease.tensors())
-///         use(one.memory()->handle(), one.offset(), one.nbytes());
+///     for (const safemap::DeviceTensor& one : lease.tensors()) use(one.address(), one.nbytes());
 class SAFEMAP_API Uploader {
 public:
     /// Makes an uploader, and starts no thread before the first upload. Throws invalid_argument if `staging_bytes` is
@@ -94,6 +94,12 @@ public:
     ///
     /// The uploader does not keep this bundle: when its last handle and its last lease are gone, so are its tensors.
     Bundle bundle(std::span<const LazyTensor> tensors);
+    /// Returns the bundle of one tensor, by its name or by a tied name; leases have it under that name. The uploader
+    /// keeps it, so its tensor stays on the device until it makes way for others: acquire(bundle(name)) is for programs
+    /// that touch a tensor now and then. After the first call for a name, takes a look-up under a lock. Throws
+    /// tensor_not_found, and invalid_argument if `name` is null.
+    Bundle bundle(std::string_view name);
+    Bundle bundle(const char* name);
 
     /// Leases the tensors of a bundle. If they are on the device, that is one atomic step: it takes no lock and
     /// allocates nothing. Otherwise uploads them, waits until all of them are there, and evicts tensors without a lease
@@ -114,18 +120,10 @@ public:
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
     [[nodiscard]] std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
-    /// Begins what acquire() does, and never waits: reader threads get the memory and read, unless Ticket::wait() comes
+    /// Begins what acquire() does, and never waits: reader threads get the memory and read, unless Lease::wait() comes
     /// first and takes part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
-    /// thrown by Ticket::wait().
-    Ticket request(const Bundle& bundle, const Request& request = {});
-
-    /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
-    /// and whatever acquire() throws.
-    Lease acquire(std::string_view name, NativeStream stream = {});
-    Lease acquire(const char* name, NativeStream stream = {});
-    /// Acquires bundle(selection). If tensors of the selection belong to other bundles, leases all of those bundles.
-    /// Throws as bundle() and acquire() do.
-    Lease acquire(const Selection& selection, NativeStream stream = {});
+    /// thrown by Lease::wait().
+    Lease request(const Bundle& bundle, const Request& request = {});
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or
     /// prefetched and not acquired since. After more steps than there are bundles on the device, those can go, too.
@@ -133,47 +131,49 @@ public:
     /// invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
-    /// Does so for each selected tensor by itself.
-    void prefetch(const Selection& selection);
 
     /// Writes tensors into memory of the caller, such as the parameters of a model that runs: addresses stay, so CUDA
-    /// graphs that use them stay valid. The memory is of Device::allocate() or Device::borrow(), counts against no
-    /// budget, and does not overlap. Tensors need not be in the checkpoint, and several targets may have the same one.
+    /// graphs that use them stay valid. The memory is of this device, counts against no budget, and does not overlap.
+    /// Tensors need not be in the checkpoint, and several targets may have the same one.
     ///
     /// Copies happen after the work that is in `after` now, if that is a stream. Returns when all tensors are read and
     /// their copies queued; the calling thread takes part in the reading. The event that it returns is done when the
-    /// copies are: Device::make_wait() lets a stream wait for it. Keep the memory until then. Where the host can write
+    /// copies are: Device::make_wait() lets a stream wait for it, and DeviceEvent::wait() of
+    /// advanced/device_backend.hpp the host. Keep the memory until then. Where the host can write
     /// to all targets and no work may still use them, files are read straight into them, without slabs.
     ///
-    /// Throws whatever reading throws, device_failed, and invalid_argument for a target that ends outside its memory,
-    /// memory that this uploader lends, and a stream that is being captured. After an error of reading, no copy is in
-    /// progress, and the contents of the targets are undefined: some may have the new value, or a part of it.
+    /// Throws whatever reading throws, device_failed, and invalid_argument for a target without memory or that ends
+    /// outside it, memory that an uploader of this budget lends, and a stream that is being captured. After an error of
+    /// reading, no copy is in progress, and the contents of the targets are undefined: some may have the new value, or
+    /// a part of it.
     [[nodiscard]] std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
-    /// Makes the plan a standing order, in place of the one before; a plan without bundles ends it. From now on, each
-    /// acquire() of a bundle of the plan, and each end of its lease, starts the uploads that come next as far as there
-    /// is room, so no other prefetch is needed. Starts the first ones, and returns at once.
+    /// Follows an order in which bundles are used again and again: after the last one comes the first. A bundle may be
+    /// in it several times, as in a pass there and back. From now on, each UploadOrder::next(), each acquire() of a
+    /// bundle of the order, and each end of its lease, starts the uploads that come next as far as there is room, so no
+    /// other prefetch is needed. Starts the first ones, and returns at once.
     ///
-    /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order.
-    /// The others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease
-    /// holds the slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is
-    /// the size of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles
-    /// that share tensors with others have no slot: their groups stay first, or come and go. In a plan that is not
-    /// cyclic, what is not used again makes way for what is used next, and what is on the device already stays until it
-    /// is used, as far as two bundles fit beside it.
-    ///
-    /// Other bundles can still be acquired. Memory that the plan uses goes last.
+    /// If the bundles do not fit into the budget, some stay on the device, spread evenly over the order. The others
+    /// share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease holds the
+    /// slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is the size
+    /// of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles that share
+    /// tensors with others have no slot: their groups stay first, or come and go. Other bundles can still be acquired.
+    /// Memory that the order uses goes last.
     ///
     /// Throws budget_exceeded if the slots do not fit into the budget, or a bundle does not, and invalid_argument as
-    /// acquire() does. Takes time linear in the plan.
-    void follow(const UploadPlan& plan);
+    /// acquire() does, for an order without bundles, and while the uploader follows another order: end that first.
+    /// Takes time linear in the order.
+    UploadOrder follow(std::span<const Bundle> bundles);
+    /// Does so for an order that is followed once. What is not used again makes way for what is used next, and what is
+    /// on the device already stays until it is used, as far as two bundles fit beside it.
+    UploadOrder follow_once(std::span<const Bundle> bundles);
 
-    /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the plan. Copies
+    /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the order. Copies
     /// nothing: the files are the backup. Returns the bytes on the device that leases keep. Tensors can be acquired
     /// meanwhile.
     std::uint64_t sleep();
-    /// Starts to upload what sleep() took from the device, in the order of the plan, then in that in which the bundles
-    /// were made, and returns at once.
+    /// Starts to upload what sleep() took from the device, in the order that is followed, then in that in which the
+    /// bundles were made, and returns at once.
     void wake();
 
     /// Evicts the bundle, or all bundles that own a selected tensor, unless they are leased or not resident. Gives the
@@ -187,6 +187,7 @@ public:
 private:
     struct Impl;
     const std::shared_ptr<const device::BundleData>& own(const Bundle& bundle) const;
+    std::vector<std::shared_ptr<const device::BundleData>> own(std::span<const Bundle> bundles) const;
     std::unique_ptr<Impl> impl_;
 };
 

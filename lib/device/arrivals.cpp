@@ -70,7 +70,8 @@ Uploads Cache::begin(View& view, const Groups& absent, const Ledger::Reach& reac
 
 /// Begins the same before anybody waits for it: evicts nothing that was used later than `since`. Adds the uploads to
 /// `begun`. Returns false if there is no room.
-bool Cache::begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun, Trash& trash) {
+bool Cache::begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun) {
+    Trash trash;  // stays empty: only a demand cancels
     begun.reserve(begun.size() + absent.size());
     const Uploads uploads = begin(view, absent, {.since = since, .demanded = false}, trash);
     begun.insert(begun.end(), uploads.begin(), uploads.end());
@@ -90,8 +91,8 @@ bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reac
         if (reach.open_blocks) return false;
     }
     const std::uint64_t in_blocks = view.account.in_blocks;
-    for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn, trash);
-    for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim, trash);
+    for (Holding* const turn : std::exchange(room.turns, {})) vacate(*turn);
+    for (Holding* const victim : std::exchange(room.victims, {})) evict(*victim);
     cancel_latest(view, room.cancelled, trash);
     settle(view.account, groups, slots, in_blocks, reach.demanded);
     return true;
@@ -478,9 +479,8 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
         return;
     }
     // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
-    group->view->follows = group->view->plan != nullptr;
-    if (group->word.leased()) let_go(*group, trash);
-    else group->fault = std::move(upload.fault);
+    group->view->look_again();
+    if (!group->word.leased()) group->fault = std::move(upload.fault);
     group->word.change(State::arriving, State::absent);
     Fences& fences = group->holding->fences;
     fences.splice(fences.end(), space.fences);
@@ -516,7 +516,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     upload.cancelled = true;
     group.word.change(State::arriving, State::absent);
     trash.uploads.push_back(std::move(group.upload));
-    let_go(group, trash);
+    group.view->look_again();
     Holding& holding = *group.holding;
     ledger_.take_out(group);
     if (holding.shared) {
@@ -567,41 +567,31 @@ void Cache::leave(Upload& upload) noexcept {
 }
 
 /// Evicts all groups of a holding, which are reserved, and keeps its memory for others.
-void Cache::evict(Holding& holding, Trash& trash) noexcept {
-    vacate(holding, trash);
+void Cache::evict(Holding& holding) noexcept {
+    vacate(holding);
     if (Space space = ledger_.remove(holding)) heap_.keep(std::move(space));
 }
 
 /// Evicts all groups of a holding, which are reserved.
-void Cache::vacate(Holding& holding, Trash& trash) noexcept {
+void Cache::vacate(Holding& holding) noexcept {
     ledger_.empty(holding, [&](Group& group) {
         ++group.view->evictions;
         group.word.change(State::reserved, State::absent);
-        let_go(group, trash);
+        group.view->look_again();
     });
 }
 
 /// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns nothing
 /// if other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when
 /// the plan needs it.
-Space Cache::evict(Group& group, Trash& trash) noexcept {
+Space Cache::evict(Group& group) noexcept {
     if (!group.word.try_reserve()) return {};
     group.word.change(State::reserved, State::absent);
     ++group.view->evictions;
-    let_go(group, trash);
+    group.view->look_again();
     Holding& holding = *group.holding;
     const bool is_slot = holding.slot != no_slot;
     return ledger_.take_out(group) != nullptr || is_slot ? ledger_.remove(holding) : Space{};
-}
-
-/// Stops holding the bundles of a group of which nobody else has a handle.
-void Cache::let_go(const Group& group, Trash& trash) noexcept {
-    View& view = *group.view;
-    view.follows = view.plan != nullptr;
-    const auto kept = view.kept.find(&group);
-    if (kept == view.kept.end() || view.sleeping) return;  // wake() brings it back
-    trash.bundles.splice(trash.bundles.end(), kept->second);
-    view.kept.erase(kept);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <string>
 #include <unordered_set>
@@ -124,7 +125,6 @@ std::shared_ptr<const BundleData> Cache::bundle(const std::shared_ptr<View>& vie
     std::unordered_set<const Group*> seen;
     for (std::size_t i = 0; i < places.size(); ++i) {
         const auto& [group, number, made, moved] = places[i];
-        if (made) data->own = group.get();
         if ((data->groups.empty() || data->groups.back() != group) && seen.insert(group.get()).second) {
             data->groups.push_back(group);
             data->device_bytes =
@@ -159,12 +159,12 @@ DeviceBudgetStats Cache::stats() const {
 
 // Prefetching and evicting.
 
-void Cache::prefetch(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them) {
+void Cache::prefetch(View& view, const Bundles& bundles) {
     start(view);
     Uploads begun;
     std::exception_ptr fault;
     try {
-        begin_prefetches(view, bundles, keep_them, begun);
+        begin_prefetches(view, bundles, begun);
     } catch (...) {
         fault = std::current_exception();
     }
@@ -172,9 +172,7 @@ void Cache::prefetch(View& view, std::span<const std::shared_ptr<const BundleDat
     if (fault) std::rethrow_exception(fault);
 }
 
-void Cache::begin_prefetches(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
-                             Uploads& begun) {
-    Trash trash;
+void Cache::begin_prefetches(View& view, const Bundles& bundles, Uploads& begun) {
     const std::lock_guard lock(mutex_);
     const std::uint64_t time = time_ += 2;
     // First, so that groups of this call are not evicted to make room for others of this call.
@@ -184,17 +182,15 @@ void Cache::begin_prefetches(View& view, std::span<const std::shared_ptr<const B
         Groups absent;
         for (const auto& group : bundle->groups)
             if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
-        if (absent.empty()) continue;
-        if (begin_ahead(view, absent, time - 1, begun, trash) && keep_them == Keep::yes) keep(bundle);
+        if (!absent.empty()) begin_ahead(view, absent, time - 1, begun);
     }
 }
 
 void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
     require_own_process();
-    Trash trash;
     Lock lock(mutex_);
     for (const auto& group : groups)
-        if (Space space = evict(*group, trash)) free(lock, std::move(space));
+        if (Space space = evict(*group)) free(lock, std::move(space));
     free_kept(lock);
 }
 
@@ -216,7 +212,7 @@ std::uint64_t Cache::sleep(View& view) {
             if (auto shared = group->weak_from_this().lock()) view.asleep.push_back(std::move(shared));
         }
     std::ranges::sort(view.asleep, {}, &Group::number);
-    evict_all(lock, view, trash);
+    evict_all(lock, view);
     return view.account.allocated;
 }
 
@@ -224,15 +220,14 @@ void Cache::wake(View& view) {
     start(view);
     Uploads begun;
     Groups asleep;
-    Trash trash;
     std::exception_ptr fault;
     {
         const std::lock_guard lock(mutex_);
         view.sleeping = false;
         asleep.swap(view.asleep);
-        advance(view, begun, trash);
+        advance(view, begun);
         try {
-            begin_asleep(view, asleep, begun, trash);
+            begin_asleep(view, asleep, begun);
         } catch (...) {
             fault = std::current_exception();
         }
@@ -242,18 +237,18 @@ void Cache::wake(View& view) {
 }
 
 /// Begins to bring back what sleep() took. What shares a slot comes when the plan needs it.
-void Cache::begin_asleep(View& view, const Groups& asleep, Uploads& begun, Trash& trash) {
+void Cache::begin_asleep(View& view, const Groups& asleep, Uploads& begun) {
     for (const auto& group : asleep) {
         if (group->slot != no_slot || group->word.state() != State::absent) continue;
         if (group->fault || group->word.leased()) continue;
-        begin_ahead(view, {group}, 0, begun, trash);
+        begin_ahead(view, {group}, 0, begun);
     }
 }
 
 // Ends.
 
 /// Cancels the uploads of a view that `which` returns true for, and waits until they are over.
-template <class Which> void Cache::cancel_if(Lock& lock, const View& view, Trash& trash, Which&& which) {
+void Cache::cancel_if(Lock& lock, const View& view, Trash& trash, const std::function<bool(const Upload&)>& which) {
     trash.reserve(uploads_.size());
     for (auto at = uploads_.begin(); at != uploads_.end();) {
         Upload& upload = **at++;  // cancel() may remove it
@@ -267,10 +262,10 @@ template <class Which> void Cache::cancel_if(Lock& lock, const View& view, Trash
 }
 
 /// Frees everything of a view that is not leased, and all memory that is kept.
-void Cache::evict_all(Lock& lock, const View& view, Trash& trash) noexcept {
+void Cache::evict_all(Lock& lock, const View& view) noexcept {
     for (std::size_t i = 0; i < ledger_.holdings().size();) {
         Holding& holding = *ledger_.holdings()[i];
-        if (holding.account == &view.account && Ledger::try_reserve(holding)) evict(holding, trash);  // moves another
+        if (holding.account == &view.account && Ledger::try_reserve(holding)) evict(holding);  // moves another
         else ++i;
     }
     free_kept(lock);
@@ -279,7 +274,7 @@ void Cache::evict_all(Lock& lock, const View& view, Trash& trash) noexcept {
 void Cache::stop(View& view) noexcept {
     if (is_forked()) return;
     Groups asleep;
-    std::unique_ptr<Plan> plan;
+    std::shared_ptr<Plan> plan;
     Trash trash;
     Lock lock(mutex_);
     view.stopping = true;
@@ -289,12 +284,10 @@ void Cache::stop(View& view) noexcept {
     cancel_if(lock, view, trash, [](const Upload&) { return true; });
     if (plan) end_slots(view, *plan);  // so that their memory is freed, that of leases when these end
     view.stopped = true;
-    for (auto& [group, bundles] : view.kept) trash.bundles.splice(trash.bundles.end(), bundles);
-    view.kept.clear();
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups)
             if (holding->account == &view.account && group->self) trash.groups.push_back(std::move(group->self));
-    evict_all(lock, view, trash);
+    evict_all(lock, view);
     // Threads that have ended an upload may still hold its group, and with it the view.
     changed_.wait(lock, [&] { return freeing_ == 0 && view.working == 0; });
     free_kept(lock);
@@ -318,9 +311,8 @@ void Cache::forget(Group& group) noexcept {
 /// Takes back what a view has left when nobody knows it any more: slots without a group.
 void Cache::close(View& view) noexcept {
     if (is_forked()) return;
-    Trash trash;
     Lock lock(mutex_);
-    evict_all(lock, view, trash);
+    evict_all(lock, view);
 }
 
 void Cache::Trash::reserve(std::size_t cancelled) {
@@ -332,7 +324,6 @@ void Cache::Trash::reserve(std::size_t cancelled) {
 void Cache::Trash::clear() noexcept {
     for (const auto& upload : copying) upload->finish();
     copying.clear();
-    bundles.clear();
     groups.clear();
     uploads.clear();
 }

@@ -34,13 +34,13 @@
 #include "device/upload.hpp"
 
 #include <safemap/lazy_tensor.hpp>
-#include <safemap/ticket.hpp>
 #include <safemap/uploader.hpp>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -51,10 +51,9 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
-enum class Keep : std::uint8_t { no, yes };
+class FillTask;
 
-using Bundles = std::list<std::shared_ptr<const BundleData>>;
+using Bundles = std::vector<std::shared_ptr<const BundleData>>;
 using Groups = std::vector<std::shared_ptr<Group>>;
 using Uploads = std::vector<std::shared_ptr<Upload>>;
 
@@ -65,6 +64,8 @@ struct View {
     ~View();
     View(const View&) = delete;
     View& operator=(const View&) = delete;
+    /// Lets leases tell the plan of them again: a group of it may not be there any more.
+    void look_again() noexcept { follows = plan != nullptr; }
 
     const std::shared_ptr<Cache> cache;
     Account account;
@@ -72,8 +73,7 @@ struct View {
     const unsigned readers;  // threads that it wants
     Paths paths;
     Owners owners;
-    std::unordered_map<const Group*, Bundles> kept = {};
-    std::unique_ptr<Plan> plan = {};        // null: none
+    std::shared_ptr<Plan> plan = {};        // null: none; shared with the handle of the order
     Groups asleep = {};                     // groups that wake() brings back
     std::atomic<bool> follows = false;      // a plan wants to be told of each lease; not while all of it is there
     std::atomic<bool> stopped = false;      // its leases free what they end
@@ -83,6 +83,20 @@ struct View {
     std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do
     bool sleeping = false;
     bool stopping = false;
+};
+
+/// The state of a lease from Uploader::request() that was not waited for. The bundle is leased from the beginning on,
+/// as long as this lives.
+struct Awaited {
+    Request request = {};
+    Uploads uploads = {};
+    bool begun = false;             // false: it waits for something in the way, and has no lease yet
+    std::exception_ptr fault = {};  // why it did not begin
+
+    /// Begins, if that needs no wait.
+    void try_begin(const BundleData& bundle) noexcept;
+    /// Does the same as Lease::ready().
+    bool ready(const BundleData& bundle) noexcept;
 };
 
 /// The tensors of all uploaders of a budget. The words of groups are also changed without the lock.
@@ -99,7 +113,7 @@ public:
     std::shared_ptr<View> view(const UploadOptions& options, const PathRules& rules = {});
     /// Does the same as Uploader::bundle.
     static std::shared_ptr<const BundleData> bundle(const std::shared_ptr<View>& view, std::vector<LazyTensor> tensors);
-    void prefetch(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
+    void prefetch(View& view, const Bundles& bundles);
     void evict(std::span<const std::shared_ptr<Group>> groups);
     UploadStats stats(const View& view) const;
     DeviceBudgetStats stats() const;
@@ -125,7 +139,7 @@ public:
     static bool try_lease(const BundleData& bundle) noexcept;
     /// Leases all groups, and uploads those that are absent. The calling thread takes part. Throws as
     /// Uploader::acquire().
-    void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request);
+    void lease(const BundleData& bundle, const Request& request);
     /// Ends the leases of a bundle. With a stream: its memory is in use until the work that is in the stream is done.
     void release(const BundleData& bundle, NativeStream stream) noexcept;
     /// Leases a bundle that is leased until its view stops.
@@ -133,9 +147,9 @@ public:
 
     /// Leases all groups, and begins to upload those that are absent, without waiting. Returns the uploads to wait for,
     /// or nothing if something is in the way that leaves soon; then nothing is leased. Throws as lease().
-    std::optional<Uploads> try_request(const std::shared_ptr<const BundleData>& bundle, const Request& request);
+    std::optional<Uploads> try_request(const BundleData& bundle, const Request& request);
     /// Waits for these uploads. Throws as lease(); then nothing is leased.
-    void end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request, const Uploads& uploads);
+    void end_request(const BundleData& bundle, const Request& request, const Uploads& uploads);
     /// Ends the leases instead, and the uploads that nobody else wants.
     void cancel_request(const BundleData& bundle, const Uploads& uploads) noexcept;
     bool are_over(const Uploads& uploads) const noexcept;
@@ -155,8 +169,11 @@ public:
     static bool is_there(const BundleData& bundle) noexcept;
 
     // Plans.
-    /// Does the same as Uploader::follow. An empty order ends the plan.
-    void follow(View& view, std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
+    /// Does the same as Uploader::follow().
+    std::shared_ptr<Plan> follow(View& view, Bundles order, bool cyclic);
+    /// Begin a plan again, and end it, if the view follows it.
+    void restart(View& view, Plan& plan);
+    void unfollow(View& view, std::shared_ptr<Plan> plan) noexcept;
     /// Has to be told of each lease that was taken in one step while View::follows is set.
     void reached(const BundleData& bundle);
 
@@ -183,7 +200,6 @@ private:
         /// Makes room for so many cancelled uploads more.
         void reserve(std::size_t cancelled);
 
-        Bundles bundles = {};
         Groups groups = {};
         Uploads uploads = {};
         Uploads copying = {};
@@ -196,24 +212,21 @@ private:
     void start(const View& view);
 
     // Views.
-    void begin_prefetches(View& view, std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
-                          Uploads& begun);
-    template <class Which> void cancel_if(Lock& lock, const View& view, Trash& trash, Which&& which);
-    void begin_asleep(View& view, const Groups& asleep, Uploads& begun, Trash& trash);
-    void evict_all(Lock& lock, const View& view, Trash& trash) noexcept;
+    void begin_prefetches(View& view, const Bundles& bundles, Uploads& begun);
+    void cancel_if(Lock& lock, const View& view, Trash& trash, const std::function<bool(const Upload&)>& which);
+    void begin_asleep(View& view, const Groups& asleep, Uploads& begun);
+    void evict_all(Lock& lock, const View& view) noexcept;
     void forget(Group& group) noexcept;
     void close(View& view) noexcept;
 
     // Leases.
     std::optional<Uploads> begin_lease(const BundleData& bundle, const Request& request, Worker* worker);
-    void end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep, const Request& request,
-                  const Uploads& uploads, Worker& worker);
+    void end_wait(const BundleData& bundle, const Request& request, const Uploads& uploads, Worker& worker);
     void abandon(const Uploads& uploads) noexcept;
     std::optional<Groups> join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
-                                        Uploads& uploads, Trash& trash);
+                                        Uploads& uploads);
     void wait_for_change(Lock& lock, const Request& request);
     void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
-    static void keep(const std::shared_ptr<const BundleData>& bundle);
     [[noreturn]] void refuse(const BundleData& bundle) const;
     void order(Group& group, NativeStream stream, const Request& request);
     void remember_use(const BundleData& bundle, NativeStream stream);
@@ -227,7 +240,7 @@ private:
     /// Returns a time at which nothing was used later.
     std::uint64_t now() const noexcept { return time_.load(std::memory_order_relaxed) + 1; }
     Uploads begin(View& view, const Groups& absent, const Ledger::Reach& reach, Trash& trash);
-    bool begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun, Trash& trash);
+    bool begin_ahead(View& view, const Groups& absent, std::uint64_t since, Uploads& begun);
     bool admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, Trash& trash);
     bool make_room(const View& view, std::uint64_t claims, const Ledger::Reach& reach, Room& room);
     static std::vector<std::uint32_t> take_slots(const Account& account, std::span<Group* const> groups,
@@ -239,10 +252,9 @@ private:
     void cancel_latest(const View& view, Ledger::Missing needed, Trash& trash) noexcept;
     bool is_small_on_its_way() const noexcept;
     void await_small(Lock& lock, const Request& request, Worker& worker);
-    void evict(Holding& holding, Trash& trash) noexcept;
-    Space evict(Group& group, Trash& trash) noexcept;
-    void vacate(Holding& holding, Trash& trash) noexcept;
-    static void let_go(const Group& group, Trash& trash) noexcept;
+    void evict(Holding& holding) noexcept;
+    Space evict(Group& group) noexcept;
+    void vacate(Holding& holding) noexcept;
 
     // Arrivals: memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request = {}) noexcept;
@@ -266,16 +278,17 @@ private:
     void end_work(View& view) noexcept;
 
     // Plans.
-    void adopt(View& view, const Split& split, Trash& trash);
+    void adopt(View& view, const std::shared_ptr<Plan>& plan, const Split& split);
+    void begin_plan(View& view, Uploads& begun) noexcept;
     void keep_until_use(View& view) noexcept;
     void pass(const BundleData& bundle) noexcept;
-    void advance(View& view, Uploads& begun, Trash& trash) noexcept;
+    void advance(View& view, Uploads& begun) noexcept;
     bool may_take_slot(const View& view, const Group& group, std::size_t steps) const noexcept;
     static std::shared_ptr<Upload> in_the_way(const Groups& absent) noexcept;
     void go_on(View& view) noexcept;
     void end_slots(View& view, const Plan& plan) noexcept;
 
-    void require_foreign(std::span<const FillTarget> targets) const;
+    void require_foreign(const FillTask& task) const;
 
     static constexpr unsigned not_started = UINT32_MAX;
 

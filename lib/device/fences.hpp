@@ -1,7 +1,7 @@
 // Fences: what a device has to do before memory may be written again.
 #pragma once
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <chrono>
 #include <list>

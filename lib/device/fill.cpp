@@ -16,13 +16,19 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-void require_inside(const FillTarget& target) {
+/// Returns the memory of a target. Throws invalid_argument if the value does not fit in it.
+std::shared_ptr<DeviceMemory> memory_of(Device& device, const FillTarget& target) {
     const Extent part{target.offset, target.tensor.nbytes()};
-    if (target.memory && part.inside(target.memory->size())) return;
-    const std::string what = target.memory ? bytes_text(part.size) + " at " + std::to_string(part.offset) +
-                                                 " end outside the target of " + bytes_text(target.memory->size())
-                                           : "there is no memory to fill";
-    throw Error(Errc::invalid_argument, what).with_tensor(target.tensor.name());
+    if (!part.inside(target.size))
+        throw Error(Errc::invalid_argument, bytes_text(part.size) + " at " + std::to_string(part.offset) +
+                                                " end outside the target of " + bytes_text(target.size))
+            .with_tensor(target.tensor.name());
+    if (target.size == 0) return device.allocate(0);
+    try {
+        return device.borrow(target.address, target.size);
+    } catch (Error& error) {
+        throw error.with_tensor(target.tensor.name());
+    }
 }
 
 /// The addresses that memory takes; of a handle of another kind, the handle alone.
@@ -50,16 +56,18 @@ std::shared_ptr<DeviceEvent> record_or_drain(DeviceQueue& queue) {
 std::shared_ptr<FillTask> FillTask::make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                          std::span<const FillTarget> targets, const FillSizes& sizes) {
     std::vector<LazyTensor> tensors;
+    std::vector<std::shared_ptr<DeviceMemory>> memory;
     tensors.reserve(targets.size());
+    memory.reserve(targets.size());
     for (const FillTarget& target : targets) {
-        require_inside(target);
+        memory.push_back(memory_of(device, target));
         tensors.push_back(target.tensor);
     }
     std::vector<std::uint32_t> from;
     Layout layout = lay_out(std::move(tensors), from);
     std::vector<Place> places;
     places.reserve(from.size());
-    for (const std::uint32_t i : from) places.push_back({targets[i].memory, targets[i].offset});
+    for (const std::uint32_t i : from) places.push_back({memory[i], targets[i].offset});
     FillPlan plan(layout, sizes.job, sizes.tile);
     return std::shared_ptr<FillTask>(
         new FillTask(device, staging, paths, readers, std::move(layout), std::move(plan), std::move(places)));
@@ -167,7 +175,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
     if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");
     const auto task = FillTask::make(*device_, staging_, view.paths, *readers_, targets, view.sizes);
-    require_foreign(targets);
+    require_foreign(*task);
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
         std::shared_ptr<DeviceEvent> before;
@@ -192,8 +200,8 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
     }
 }
 
-/// Throws invalid_argument if a target is memory that the cache lends, whichever uploader has it.
-void Cache::require_foreign(std::span<const FillTarget> targets) const {
+/// Throws invalid_argument if a task fills memory that the cache lends, whichever uploader has it.
+void Cache::require_foreign(const FillTask& task) const {
     std::vector<Range> own;
     {
         const Lock lock(mutex_);
@@ -201,12 +209,12 @@ void Cache::require_foreign(std::span<const FillTarget> targets) const {
             if (holding->memory) own.emplace_back(*holding->memory);
     }
     std::ranges::sort(own, {}, &Range::begin);
-    for (const FillTarget& target : targets) {
-        const Range range(*target.memory);
+    task.for_each([&](const LazyTensor& tensor, const DeviceMemory& memory) {
+        const Range range(memory);
         const auto after = std::ranges::lower_bound(own, range.end, {}, &Range::begin);
         if (after != own.begin() && std::prev(after)->end > range.begin)
-            throw Error(Errc::invalid_argument, "the target is memory of a lease").with_tensor(target.tensor.name());
-    }
+            throw Error(Errc::invalid_argument, "the target is memory of a lease").with_tensor(tensor.name());
+    });
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

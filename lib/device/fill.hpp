@@ -26,7 +26,7 @@ namespace safemap::SAFEMAP_ABI::device {
 /// copied to its own target. Copies are in the bulk queue.
 class FillTask final : public Task {
 public:
-    /// Throws invalid_argument if a target ends outside its memory.
+    /// Throws invalid_argument if a target has no memory, or ends outside it.
     static std::shared_ptr<FillTask> make(Device& device, StagingRing& staging, Paths& paths, Readers& readers,
                                           std::span<const FillTarget> targets, const FillSizes& sizes);
 
@@ -36,6 +36,11 @@ public:
     void choose_way(const DeviceEvent* before);
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
+
+    /// Calls visit(tensor, memory) for each target.
+    template <class Visit> void for_each(Visit&& visit) const {
+        for (std::size_t i = 0; i < places_.size(); ++i) visit(layout_.tensors[i], *places_[i].memory);
+    }
 
     /// Blocks until the task is finished. Throws the first fault, when no copy is in progress any more.
     void wait();

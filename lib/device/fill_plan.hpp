@@ -6,7 +6,7 @@
 #include "lazy/blocks.hpp"
 #include "lazy/bulk.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <cstddef>
 #include <cstdint>

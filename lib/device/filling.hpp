@@ -7,7 +7,7 @@
 #include "device/paths.hpp"
 #include "device/staging.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <array>
 #include <cstddef>

@@ -138,7 +138,6 @@ public:
 struct BundleData {
     std::shared_ptr<View> view;
     std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
-    const Group* own = nullptr;                  // the group that was made for this bundle
     std::deque<LazyTensor> renamed;              // tensors with another name than in their group
     std::vector<DeviceTensor> tensors;           // in the order of the request
     std::uint64_t device_bytes = 0;

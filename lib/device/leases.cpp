@@ -83,35 +83,34 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
     return true;
 }
 
-void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it, const Request& request) {
-    start(*bundle->view);
-    const Stopwatch stopwatch(bundle->view->stalled);
+void Cache::lease(const BundleData& bundle, const Request& request) {
+    start(*bundle.view);
+    const Stopwatch stopwatch(bundle.view->stalled);
     auto worker = readers_->borrow_worker();
-    const std::optional<Uploads> uploads = begin_lease(*bundle, request, worker.get());
-    end_wait(bundle, keep_it, request, *uploads, *worker);
+    const std::optional<Uploads> uploads = begin_lease(bundle, request, worker.get());
+    end_wait(bundle, request, *uploads, *worker);
     readers_->give_back(std::move(worker));
 }
 
-std::optional<Uploads> Cache::try_request(const std::shared_ptr<const BundleData>& bundle, const Request& request) {
-    if (bundle->view->stopped) throw_stopped();
-    if (try_lease(*bundle)) {
-        if (bundle->view->follows) reached(*bundle);
+std::optional<Uploads> Cache::try_request(const BundleData& bundle, const Request& request) {
+    if (bundle.view->stopped) throw_stopped();
+    if (try_lease(bundle)) {
+        if (bundle.view->follows) reached(bundle);
         return Uploads();
     }
-    start(*bundle->view);
-    return begin_lease(*bundle, request, nullptr);
+    start(*bundle.view);
+    return begin_lease(bundle, request, nullptr);
 }
 
-void Cache::end_request(const std::shared_ptr<const BundleData>& bundle, const Request& request,
-                        const Uploads& uploads) {
+void Cache::end_request(const BundleData& bundle, const Request& request, const Uploads& uploads) {
     if (uploads.empty()) return;
     require_own_process();
-    Leases leases(*bundle, true);
-    if (bundle->view->stopped) throw_stopped();
-    const Stopwatch stopwatch(bundle->view->stalled);
+    Leases leases(bundle, true);
+    if (bundle.view->stopped) throw_stopped();
+    const Stopwatch stopwatch(bundle.view->stalled);
     auto worker = readers_->borrow_worker();
     leases.pass_on();
-    end_wait(bundle, Keep::no, request, uploads, *worker);
+    end_wait(bundle, request, uploads, *worker);
     readers_->give_back(std::move(worker));
 }
 
@@ -165,7 +164,7 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
     for (;;) {
         if (view.stopping) throw_stopped();
         require_wanted(request);
-        const std::optional<Groups> absent = join_arriving(lock, bundle, request, worker, uploads, trash);
+        const std::optional<Groups> absent = join_arriving(lock, bundle, request, worker, uploads);
         if (absent) {
             uploads.reserve(uploads.size() + absent->size());
             begun = begin(view, *absent, {.since = now()}, trash);
@@ -180,7 +179,7 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
     for (const auto& upload : begun) upload->priority = request.priority;
     Uploads ahead;  // uploads that the plan needs next
     pass(bundle);
-    advance(view, ahead, trash);
+    advance(view, ahead);
     lock.unlock();
 
     trash.clear();
@@ -195,9 +194,8 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
 
 /// Waits for the uploads of a lease that was begun. Throws their faults, and errors of the request; then nothing is
 /// leased.
-void Cache::end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep_it, const Request& request,
-                     const Uploads& uploads, Worker& worker) {
-    Leases leases(*bundle, true);
+void Cache::end_wait(const BundleData& bundle, const Request& request, const Uploads& uploads, Worker& worker) {
+    Leases leases(bundle, true);
     try {
         wait_for(uploads, worker, request);
     } catch (const Error& error) {
@@ -210,7 +208,6 @@ void Cache::end_wait(const std::shared_ptr<const BundleData>& bundle, Keep keep_
         if (upload->cancelled) throw_stopped();
         if (upload->fault) throw_copy(upload->fault);
     }
-    if (keep_it == Keep::yes) keep(bundle);
     leases.pass_on();
 }
 
@@ -231,7 +228,7 @@ void Cache::abandon(const Uploads& uploads) noexcept {
 /// absent group needs a slot into which another one is on its way, waits until that has arrived; without a worker,
 /// returns nothing. Throws the fault of a prefetch.
 std::optional<Groups> Cache::join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
-                                           Uploads& uploads, Trash& trash) {
+                                           Uploads& uploads) {
     for (;;) {
         Groups absent;
         uploads.clear();
@@ -240,10 +237,7 @@ std::optional<Groups> Cache::join_arriving(Lock& lock, const BundleData& bundle,
                 hurry(group->upload, request);
                 uploads.push_back(group->upload);
             } else if (group->word.state() == State::absent) {
-                if (const auto fault = std::exchange(group->fault, nullptr)) {
-                    let_go(*group, trash);
-                    throw_copy(fault);
-                }
+                if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
                 absent.push_back(group);
             }
         }
@@ -293,15 +287,6 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
 void Cache::wait_for_change(Lock& lock, const Request& request) {
     if (is_limited(request)) changed_.wait_until(lock, next_look(request));
     else changed_.wait(lock);
-}
-
-/// Holds a bundle of which nobody has a handle.
-void Cache::keep(const std::shared_ptr<const BundleData>& bundle) {
-    View& view = *bundle->view;
-    if (bundle->groups.empty() || view.stopping) return;
-    const Group* const group = bundle->own != nullptr ? bundle->own : bundle->groups.front().get();
-    Bundles& kept = view.kept[group];
-    if (std::ranges::find(kept, bundle) == kept.end()) kept.push_back(bundle);
 }
 
 void Cache::refuse(const BundleData& bundle) const {
@@ -417,10 +402,9 @@ void Cache::end_leases(const BundleData& bundle) noexcept {
 
 /// Frees the groups of a lease that outlived the uploader.
 void Cache::free_unleased(const BundleData& bundle) noexcept {
-    Trash trash;
     Lock lock(mutex_);
     for (const auto& group : bundle.groups)
-        if (Space space = evict(*group, trash)) free(lock, std::move(space));
+        if (Space space = evict(*group)) free(lock, std::move(space));
 }
 
 /// Remembers that the device failed, if that is the fault. What is on it is lost.

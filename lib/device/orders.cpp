@@ -11,30 +11,64 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-void Cache::follow(View& view, std::vector<std::shared_ptr<const BundleData>> order, bool cyclic) {
+std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     start(view);
-    auto plan = order.empty() ? nullptr : std::make_unique<Plan>(std::move(order), cyclic);
-    Split chosen;
-    if (plan) {
-        std::uint64_t needed = 0;
-        for (const auto& bundle : plan->order()) needed = std::max(needed, bundle->device_bytes);
-        if (cyclic) chosen = split(plan->fates(), view.account.cap);
-        needed = std::max(needed, chosen.needed);
-        if (needed > view.account.cap)
-            throw Error(Errc::budget_exceeded, "the plan needs at least " + bytes_text(needed) +
-                                                   ", but the budget is " + bytes_text(view.account.cap));
-    }
+    if (order.empty()) throw Error(Errc::invalid_argument, "there are no bundles to follow");
+    const auto plan = std::make_shared<Plan>(std::move(order), cyclic);
+    std::uint64_t needed = 0;
+    for (const auto& bundle : plan->order()) needed = std::max(needed, bundle->device_bytes);
+    const Split chosen = cyclic ? split(plan->fates(), view.account.cap) : Split{.fates = plan->fates()};
+    needed = std::max(needed, chosen.needed);
+    if (needed > view.account.cap)
+        throw Error(Errc::budget_exceeded, "the order needs at least " + bytes_text(needed) + ", but the budget is " +
+                                               bytes_text(view.account.cap));
     Uploads begun;
-    Trash trash;
     {
         const std::lock_guard lock(mutex_);
-        plan.swap(view.plan);  // the old one is destroyed after the lock
-        if (plan) end_slots(view, *plan);
-        view.follows = view.plan != nullptr;
-        adopt(view, chosen, trash);
-        advance(view, begun, trash);
+        if (view.plan)
+            throw Error(Errc::invalid_argument, "the uploader follows another order of " +
+                                                    counted(view.plan->order().size(), "bundle") + "; end that first");
+        adopt(view, plan, chosen);
+        begin_plan(view, begun);
     }
     let_readers_prepare(begun);
+    return plan;
+}
+
+void Cache::restart(View& view, Plan& plan) {
+    require_own_process();
+    Uploads begun;
+    {
+        const std::lock_guard lock(mutex_);
+        if (view.plan.get() != &plan) return;
+        plan.restart();
+        begin_plan(view, begun);
+    }
+    let_readers_prepare(begun);
+}
+
+/// Begins to upload what comes first in the plan of a view.
+void Cache::begin_plan(View& view, Uploads& begun) noexcept {
+    view.look_again();
+    if (!view.plan->cyclic()) keep_until_use(view);
+    advance(view, begun);
+}
+
+void Cache::unfollow(View& view, std::shared_ptr<Plan> plan) noexcept {
+    if (is_forked()) return;
+    {
+        const std::lock_guard lock(mutex_);
+        if (view.plan != plan) return;
+        view.plan.reset();
+        view.look_again();
+        end_slots(view, *plan);
+    }
+    plan.reset();  // bundles that nobody else has, but those on their way
+    Trash trash;
+    Lock lock(mutex_);
+    cancel_if(lock, view, trash,
+              [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
+    free_kept(lock);
 }
 
 /// Makes the slots of a plan that ends ordinary holdings.
@@ -49,9 +83,10 @@ void Cache::end_slots(View& view, const Plan& plan) noexcept {
     }
 }
 
-/// Tells the groups of the plan what it decides.
-void Cache::adopt(View& view, const Split& chosen, Trash& trash) {
+/// Makes a plan that of the view, and tells its groups what it decides.
+void Cache::adopt(View& view, const std::shared_ptr<Plan>& plan, const Split& chosen) {
     ledger_.set_slots(view.account, chosen.slot_bytes);
+    view.plan = plan;
     // Groups outside the plan make way for it.
     for (const auto& holding : ledger_.holdings())
         if (holding->account == &view.account)
@@ -67,9 +102,8 @@ void Cache::adopt(View& view, const Split& chosen, Trash& trash) {
             group.word.change(State::reserved, State::resident);
             continue;
         }
-        evict(*group.holding, trash);
+        evict(*group.holding);
     }
-    if (view.plan && !view.plan->cyclic()) keep_until_use(view);
 }
 
 /// Lets the groups of a plan that are on the device already stay there until they are used. Those that are used last
@@ -94,11 +128,10 @@ void Cache::keep_until_use(View& view) noexcept {
 void Cache::reached(const BundleData& bundle) {
     if (is_forked()) return;
     Uploads begun;
-    Trash trash;
     {
         const std::lock_guard lock(mutex_);
         pass(bundle);
-        advance(*bundle.view, begun, trash);
+        advance(*bundle.view, begun);
     }
     let_readers_prepare(begun);
 }
@@ -115,7 +148,7 @@ void Cache::pass(const BundleData& bundle) noexcept {
 
 /// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired
 /// or released.
-void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
+void Cache::advance(View& view, Uploads& begun) noexcept {
     const Plan* const plan = view.plan.get();
     if (plan == nullptr || view.sleeping || view.stopping) return;
     bool is_there = true;  // all of it, or on its way
@@ -134,7 +167,7 @@ void Cache::advance(View& view, Uploads& begun, Trash& trash) noexcept {
                 group->used.store(now(), std::memory_order_relaxed);
                 absent.push_back(group);
             }
-            if (!absent.empty() && !begin_ahead(view, absent, 0, begun, trash)) return;
+            if (!absent.empty() && !begin_ahead(view, absent, 0, begun)) return;
         }
         // All of a plan that fits is there, or comes. Nothing is left to do until a group of it goes.
         if (is_there && plan->cyclic() && view.account.slots.empty()) view.follows = false;
@@ -169,10 +202,9 @@ std::shared_ptr<Upload> Cache::in_the_way(const Groups& absent) noexcept {
 /// Goes on with the plan after a lease of a slot has ended.
 void Cache::go_on(View& view) noexcept {
     Uploads begun;
-    Trash trash;
     {
         const std::lock_guard lock(mutex_);
-        advance(view, begun, trash);
+        advance(view, begun);
     }
     let_readers_prepare(begun);
 }

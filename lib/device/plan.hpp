@@ -64,6 +64,8 @@ public:
     /// Returns groups() as split() wants them.
     std::vector<Fate> fates() const;
 
+    /// Goes back to the beginning.
+    void restart() noexcept { here_ = never; }
     /// Moves to the next place where this bundle is used. Does nothing if the plan does not have it.
     void reach(const BundleData& bundle) noexcept;
     /// Returns how many steps from here on a group is used next, 1 or more, or `never`.

@@ -3,7 +3,7 @@
 
 #include "device/fences.hpp"
 
-#include <safemap/ticket.hpp>
+#include <safemap/request.hpp>
 
 namespace safemap::SAFEMAP_ABI::device {
 

@@ -2,7 +2,7 @@
 // the rings of the process.
 #pragma once
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <condition_variable>
 #include <cstddef>

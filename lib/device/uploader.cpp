@@ -3,7 +3,6 @@
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
 #include "device/cache.hpp"
-#include "device/ticket.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/uploader.hpp>
@@ -17,8 +16,8 @@
 namespace safemap::SAFEMAP_ABI {
 
 using device::BundleData;
+using device::Bundles;
 using device::Cache;
-using device::Keep;
 
 namespace {
 
@@ -35,13 +34,6 @@ struct Uploader::Impl {
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
 
-    /// Returns the bundle of a name that was acquired before, if it is still held; otherwise null.
-    std::shared_ptr<const BundleData> known(std::string_view name) {
-        const std::lock_guard lock(mutex);
-        const auto found = named.find(name);
-        return found == named.end() ? nullptr : found->second.lock();
-    }
-
     struct Hash {
         using is_transparent = void;
         std::size_t operator()(std::string_view name) const noexcept { return std::hash<std::string_view>()(name); }
@@ -51,7 +43,8 @@ struct Uploader::Impl {
     Cache& cache;
     const std::shared_ptr<device::View> view;  // holds the cache; shared with bundles
     std::mutex mutex;
-    std::unordered_map<std::string, std::weak_ptr<const BundleData>, Hash, std::equal_to<>> named;
+    /// Bundles of one tensor that were asked for by name.
+    std::unordered_map<std::string, std::shared_ptr<const BundleData>, Hash, std::equal_to<>> named;
 };
 
 Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
@@ -69,6 +62,13 @@ const std::shared_ptr<const BundleData>& Uploader::own(const Bundle& bundle) con
     throw Error(Errc::invalid_argument, bundle.data_ ? "the bundle belongs to another uploader" : "there is no bundle");
 }
 
+Bundles Uploader::own(std::span<const Bundle> bundles) const {
+    Bundles data;
+    data.reserve(bundles.size());
+    for (const Bundle& bundle : bundles) data.push_back(own(bundle));
+    return data;
+}
+
 Bundle Uploader::bundle(const Selection& selection) {
     return Bundle(Cache::bundle(impl_->view, checkpoint::selected(impl_->checkpoint, selection)));
 }
@@ -77,14 +77,22 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
     return Bundle(Cache::bundle(impl_->view, {tensors.begin(), tensors.end()}));
 }
 
+Bundle Uploader::bundle(std::string_view name) {
+    {
+        const std::lock_guard lock(impl_->mutex);
+        const auto known = impl_->named.find(name);
+        if (known != impl_->named.end()) return Bundle(known->second);
+    }
+    // A tied tensor is one tensor under several names. The bundle has it under the name that was asked for.
+    auto data = Cache::bundle(impl_->view, {impl_->checkpoint[name].renamed(std::string(name))});
+    const std::lock_guard lock(impl_->mutex);
+    return Bundle(impl_->named.try_emplace(std::string(name), std::move(data)).first->second);
+}
+
+Bundle Uploader::bundle(const char* name) { return bundle(not_null(name, "name of a tensor")); }
+
 Lease Uploader::acquire(const Bundle& bundle, NativeStream stream, const Request& request) {
-    const auto& data = own(bundle);
-    const NativeStream orderable = impl_->cache.orderable(stream);
-    const bool was_there = Cache::try_lease(*data);
-    if (!was_there) impl_->cache.lease(data, Keep::no, request);
-    Lease lease = Lease::ordered(data, stream, orderable, request);
-    if (was_there && impl_->view->follows) impl_->cache.reached(*data);
-    return lease;
+    return Lease::acquired(own(bundle), stream, request);
 }
 
 std::optional<Lease> Uploader::try_acquire(const Bundle& bundle, NativeStream stream) {
@@ -103,70 +111,26 @@ std::shared_ptr<DeviceEvent> Uploader::fill(std::span<const FillTarget> targets,
     return impl_->cache.fill(*impl_->view, targets, after);
 }
 
-void Uploader::follow(const UploadPlan& plan) {
-    std::vector<std::shared_ptr<const BundleData>> order;
-    order.reserve(plan.order.size());
-    for (const Bundle& bundle : plan.order) order.push_back(own(bundle));
-    impl_->cache.follow(*impl_->view, std::move(order), plan.cyclic);
+UploadOrder Uploader::follow(std::span<const Bundle> bundles) {
+    return {impl_->view, impl_->cache.follow(*impl_->view, own(bundles), true)};
+}
+
+UploadOrder Uploader::follow_once(std::span<const Bundle> bundles) {
+    return {impl_->view, impl_->cache.follow(*impl_->view, own(bundles), false)};
 }
 
 std::uint64_t Uploader::sleep() { return impl_->cache.sleep(*impl_->view); }
 
 void Uploader::wake() { impl_->cache.wake(*impl_->view); }
 
-Ticket Uploader::request(const Bundle& bundle, const Request& request) {
-    auto data = std::make_unique<Ticket::Data>();
-    data->bundle = own(bundle);
-    data->request = request;
-    data->try_begin();
-    return Ticket(std::move(data));
+Lease Uploader::request(const Bundle& bundle, const Request& request) {
+    const auto& data = own(bundle);
+    auto awaited = std::make_unique<device::Awaited>(device::Awaited{.request = request});
+    awaited->try_begin(*data);
+    return {data, std::move(awaited)};
 }
 
-Lease Uploader::acquire(std::string_view name, NativeStream stream) {
-    const NativeStream orderable = impl_->cache.orderable(stream);
-    auto data = impl_->known(name);
-    const bool is_new = data == nullptr;
-    if (is_new) {
-        // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
-        std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
-        data = Cache::bundle(impl_->view, std::move(tensors));
-    }
-    if (is_new || !Cache::try_lease(*data)) impl_->cache.lease(data, Keep::yes, {});
-    Lease lease = Lease::ordered(std::move(data), stream, orderable, {});
-    if (!is_new) return lease;
-    const std::lock_guard lock(impl_->mutex);
-    impl_->named[std::string(name)] = lease.data_;
-    return lease;
-}
-
-Lease Uploader::acquire(const char* name, NativeStream stream) {
-    return acquire(not_null(name, "name of a tensor"), stream);
-}
-
-Lease Uploader::acquire(const Selection& selection, NativeStream stream) {
-    const NativeStream orderable = impl_->cache.orderable(stream);
-    auto data = Cache::bundle(impl_->view, checkpoint::selected(impl_->checkpoint, selection));
-    // Without a group of its own, there is nothing that only this bundle owns.
-    impl_->cache.lease(data, data->own != nullptr ? Keep::yes : Keep::no, {});
-    return Lease::ordered(std::move(data), stream, orderable, {});
-}
-
-void Uploader::prefetch(std::span<const Bundle> bundles) {
-    std::vector<std::shared_ptr<const BundleData>> data;
-    data.reserve(bundles.size());
-    for (const Bundle& bundle : bundles) data.push_back(own(bundle));
-    impl_->cache.prefetch(*impl_->view, data, Keep::no);
-}
-
-void Uploader::prefetch(const Selection& selection) {
-    std::vector<std::shared_ptr<const BundleData>> data;
-    for (LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection)) {
-        std::vector<LazyTensor> one;
-        one.push_back(std::move(tensor));
-        data.push_back(Cache::bundle(impl_->view, std::move(one)));
-    }
-    impl_->cache.prefetch(*impl_->view, data, Keep::yes);
-}
+void Uploader::prefetch(std::span<const Bundle> bundles) { impl_->cache.prefetch(*impl_->view, own(bundles)); }
 
 void Uploader::evict(const Bundle& bundle) { impl_->cache.evict(own(bundle)->groups); }
 

@@ -3,8 +3,8 @@
 
 #include "base/forks.hpp"
 
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/bytes.hpp>
-#include <safemap/device.hpp>
 
 #include <atomic>
 #include <chrono>

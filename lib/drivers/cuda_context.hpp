@@ -5,7 +5,7 @@
 #include "drivers/backend.hpp"
 #include "drivers/cuda_api.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -3,7 +3,7 @@
 
 #include "drivers/cuda_context.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <atomic>
 #include <chrono>

@@ -5,7 +5,7 @@
 #include "drivers/host_device.hpp"
 #include "drivers/opencl_device.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/error.hpp>
 
 #include <string>

@@ -5,7 +5,7 @@
 #include "drivers/backend.hpp"
 #include "drivers/opencl_api.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/error.hpp>
 
 #include <atomic>

@@ -3,9 +3,9 @@
 
 std::uint64_t size(safemap::Uploader& uploader) {
 #ifdef MUST_NOT_COMPILE
-    return uploader.acquire("w")["w"].nbytes();
+    return uploader.acquire(uploader.bundle("w"))["w"].nbytes();
 #else
-    const auto lease = uploader.acquire("w");
+    const auto lease = uploader.acquire(uploader.bundle("w"));
     return lease["w"].nbytes();
 #endif
 }

@@ -3,9 +3,9 @@
 
 std::size_t count(safemap::Uploader& uploader) {
 #ifdef MUST_NOT_COMPILE
-    return uploader.acquire("w").tensors().size();
+    return uploader.acquire(uploader.bundle("w")).tensors().size();
 #else
-    const auto lease = uploader.acquire("w");
+    const auto lease = uploader.acquire(uploader.bundle("w"));
     return lease.tensors().size();
 #endif
 }

@@ -145,17 +145,18 @@ TEST_CASE("a target of a wrong size, or of the host, fails its fill, and leases 
     const Bytes weight("w", 8_KiB);
     Uploader uploader(ground.device, no_tensors(), {.device_budget = 1_MiB});
     const Bundle bundle = uploader.bundle(std::vector{weight.tensor});
-    const auto fill_fails = [&](const std::shared_ptr<DeviceMemory>& memory) {
-        const auto error = error_of([&] { return uploader.fill(std::vector<FillTarget>{{weight.tensor, memory}}); });
+    const auto fill_fails = [&](void* address) {
+        const std::vector<FillTarget> target = {{weight.tensor, address, 8_KiB}};
+        const auto error = error_of([&] { return uploader.fill(target); });
         CHECK((error && error->code() == Errc::invalid_argument));
         const Lease lease = uploader.acquire(bundle);
         CHECK(read_back(*ground.device, lease.tensors()[0]) == value_of(weight.tensor));
         uploader.evict(bundle);
     };
     const auto small = ground.device->allocate(4_KiB);
-    fill_fails(ground.device->borrow(small->handle(), 8_KiB));
+    fill_fails(small->handle());
     std::vector<std::byte> host(8_KiB);
-    fill_fails(ground.device->borrow(host.data(), host.size()));
+    fill_fails(host.data());
     static_cast<void>(stub.take_findings());  // the stub finds fault with the caller, and so it should
 }
 

@@ -3,7 +3,7 @@
 
 #include "cuda/stub_cuda.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -264,7 +264,7 @@ struct HeldUp {
     void* bulk() { return stub.stream(1); }
     void release() { stub.release(bulk()); }
     void acquire(const Bytes& one, const Request& request = {}) const {
-        const Held held = cache.acquire(cache.bundle(one.tensor), safemap::device::Keep::no, {}, request);
+        const Held held = cache.acquire(cache.bundle(one.tensor), {}, request);
         CHECK(read_back(*device, held[0]) == value_of(one.tensor));
     }
 
@@ -318,13 +318,15 @@ TEST_CASE("readers that wait for a slab of fill bring what is demanded") {
         const std::shared_ptr<DeviceMemory> memory = device->allocate(60'000'000);
         void* const stream = stub.make_stream();
         stub.hold(stream);
-        std::thread fills([&] { cache.fill({{large.tensor, memory, 0}}, NativeStream::cuda(stream))->wait(); });
+        std::thread fills([&] {
+            cache.fill({{large.tensor, memory->handle(), 60'000'000}}, NativeStream::cuda(stream))->wait();
+        });
         CHECK(soon([&] { return stub.get("copies") == 2; }));
         std::this_thread::sleep_for(20ms);  // the thread that fills and both readers wait
         Request request;
         request.deadline = Clock::now() + 10s;
         const auto bundle = cache.bundle(wanted.tensor);
-        CHECK_OK(cache.acquire(bundle, safemap::device::Keep::no, {}, request));
+        CHECK_OK(cache.acquire(bundle, {}, request));
         stub.release(stream);
         fills.join();
         std::vector<std::byte> bytes(60'000'000);
@@ -334,14 +336,15 @@ TEST_CASE("readers that wait for a slab of fill bring what is demanded") {
     CHECK(stub.take_findings() == "");
 }
 
-TEST_CASE("a plan goes on when a ticket is for tensors that are there") {
+TEST_CASE("an order goes on when a request is for tensors that are there") {
     Ground ground(130'000);
     std::vector<Bundle> order;
     for (int i = 0; i < 3; ++i) order.push_back(ground.bundle(60'000));
-    ground.uploader->follow({.order = order, .cyclic = false});
+    const UploadOrder followed = ground.uploader->follow_once(order);
     CHECK(soon([&] { return ground.uploader->stats().uploaded_bytes == 120'000; }));
-    static_cast<void>(ground.uploader->request(order[0]).wait());
-    const Lease lease = ground.uploader->request(order[1]).wait();
+    ground.uploader->request(order[0]).wait();
+    Lease lease = ground.uploader->request(order[1]);
+    lease.wait();
     CHECK(soon([&] { return ground.uploader->stats().uploaded_bytes == 180'000; }));
     CHECK(ground.stub.take_findings() == "");
 }

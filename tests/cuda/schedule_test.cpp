@@ -50,6 +50,8 @@ struct Shelf {
     std::vector<Bundle> bundles = {};
     std::vector<std::vector<std::uint64_t>> sums = {};  // parallel to bundles and their tensors
     std::unique_ptr<Uploader> uploader = {};
+    std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
+    UploadOrder order = {};  // guarded by the mutex
 
     Shelf(StubCuda& stub, int on, std::uint64_t bytes, std::vector<std::uint64_t> sizes)
         : ordinal(on), budget(bytes), uploader(new Uploader(device, no_tensors(), {budget, 12'288, 2})) {
@@ -169,7 +171,7 @@ private:
     struct Asked {
         std::size_t which;
         std::size_t number;
-        Ticket ticket;
+        Lease ticket;
         std::stop_source stop;
     };
 
@@ -285,23 +287,28 @@ private:
         Asked asked = std::move(tickets_.back());
         tickets_.pop_back();
         which_ = asked.which;
-        if (below(4) == 0) return asked.ticket.cancel();
+        if (below(4) == 0) return asked.ticket.release();
         if (below(4) == 0) asked.stop.request_stop();
         void* const on = stream();
-        use(asked.number, asked.ticket.wait(NativeStream::cuda(on)), on);
+        asked.ticket.wait(NativeStream::cuda(on));
+        use(asked.number, std::move(asked.ticket), on);
     }
     void follow() {
-        UploadPlan plan{.order = {}, .cyclic = below(3) > 0};
+        std::vector<Bundle> bundles;
         if (below(3) > 0)
-            for (std::size_t i = 2 + below(6); i > 0; --i) plan.order.push_back(any());
-        shelf().uploader->follow(plan);
+            for (std::size_t i = 2 + below(6); i > 0; --i) bundles.push_back(any());
+        const std::lock_guard lock(*shelf().mutex);
+        shelf().order.end();
+        if (bundles.empty()) return;
+        shelf().order = below(3) > 0 ? shelf().uploader->follow(bundles) : shelf().uploader->follow_once(bundles);
     }
     /// Fills memory that kernels of the stream still read, and reads it in the other stream.
     void fill_own() {
         auto& memory = own_[which_];
         if (!memory) memory = shelf().device->allocate(own_bytes);
         const Bytes& bytes = values_.emplace_back("own" + std::to_string(below(50)), own_bytes / 2);
-        const std::vector<FillTarget> targets = {{bytes.tensor, memory, 0}, {bytes.tensor, memory, own_bytes / 2}};
+        const std::vector<FillTarget> targets = {{bytes.tensor, memory->handle(), own_bytes, 0},
+                                                 {bytes.tensor, memory->handle(), own_bytes, own_bytes / 2}};
         void*& user = users_[which_];
         if (user == nullptr) user = stream();
         const auto filled = shelf().uploader->fill(targets, NativeStream::cuda(user));
@@ -334,7 +341,7 @@ private:
 /// Acquires each bundle alone: no lease was left behind.
 void acquire_each(Stage& stage) {
     for (Shelf& shelf : stage.shelves) {
-        shelf.uploader->follow({});
+        shelf.order.end();
         for (const Bundle& bundle : shelf.bundles) {
             // The fault of a prefetch may still be there, once for each bundle that owns the tensors.
             for (int i = 0; stage.scene.fails && i < 3; ++i)
@@ -356,7 +363,7 @@ void end_uploaders(Stage& stage) {
             stage.read(stream, address_of(*tensor.memory(), tensor.offset()), tensor.nbytes(), shelf.sums[2][0]);
         }
         Lease late = shelf.uploader->acquire(shelf.bundles[1], NativeStream::cuda(stream));
-        Ticket ticket = shelf.uploader->request(shelf.bundles[0]);
+        Lease ticket = shelf.uploader->request(shelf.bundles[0]);
         std::thread releases([&] {
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
             stage.stub.release(stream);

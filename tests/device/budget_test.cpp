@@ -362,7 +362,7 @@ TEST_CASE("memory that a neighbour lends is not filled") {
     const Bytes a("a", 1'000);
     const Bytes b("b", 1'000);
     const Lease lease = first.acquire(first.bundle(std::vector{a.tensor}));
-    const std::vector<FillTarget> targets = {{b.tensor, lease.tensors()[0].memory(), lease.tensors()[0].offset()}};
+    const std::vector<FillTarget> targets = {{b.tensor, lease.tensors()[0].address(), 1'000}};
     CHECK_FAULT(second.fill(targets), Errc::invalid_argument);
     CHECK(read_back(*host, lease.tensors()[0]) == value_of(a.tensor));
 }
@@ -378,7 +378,7 @@ TEST_CASE("without a device or a name there is an error, and what was moved from
     CHECK(model.size() == other.size());
     Uploader uploader(budget, model);
     const char* const nothing = nullptr;
-    CHECK_FAULT(uploader.acquire(nothing), Errc::invalid_argument);
+    CHECK_FAULT(uploader.bundle(nothing), Errc::invalid_argument);
 }
 
 TEST_CASE("a budget says what it is") {

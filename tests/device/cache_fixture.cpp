@@ -36,6 +36,8 @@ CacheFixture::CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_
 
 void CacheFixture::stop() noexcept {
     if (const auto view = std::move(view_)) cache_->stop(*view);
+    plan_.reset();
+    kept_.clear();
 }
 
 BundlePtr CacheFixture::bundle(std::vector<safemap::LazyTensor> tensors) const {
@@ -44,10 +46,15 @@ BundlePtr CacheFixture::bundle(std::vector<safemap::LazyTensor> tensors) const {
 
 BundlePtr CacheFixture::bundle(const safemap::LazyTensor& tensor) const { return bundle(std::vector{tensor}); }
 
-Held CacheFixture::acquire(const BundlePtr& bundle, safemap::device::Keep keep, safemap::NativeStream stream,
+const BundlePtr& CacheFixture::keep(BundlePtr bundle) const {
+    const std::lock_guard lock(mutex_);
+    return kept_.emplace_back(std::move(bundle));
+}
+
+Held CacheFixture::acquire(const BundlePtr& bundle, safemap::NativeStream stream,
                            const safemap::Request& request) const {
     const auto orderable = cache_->orderable(stream);
-    if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep, request);
+    if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(*bundle, request);
     Held held(bundle, stream);
     cache_->order(*bundle, orderable, request);
     return held;
@@ -61,16 +68,14 @@ std::optional<Held> CacheFixture::try_acquire(const BundlePtr& bundle, safemap::
     return held;
 }
 
-void CacheFixture::prefetch(std::span<const BundlePtr> bundles) const {
-    cache_->prefetch(*view_, bundles, safemap::device::Keep::no);
-}
+void CacheFixture::prefetch(const std::vector<BundlePtr>& bundles) const { cache_->prefetch(*view_, bundles); }
 
-void CacheFixture::prefetch(const BundlePtr& bundle) const { prefetch(std::span(&bundle, 1)); }
+void CacheFixture::prefetch(const BundlePtr& bundle) const { prefetch(std::vector{bundle}); }
 
 void CacheFixture::prefetch(const std::vector<safemap::LazyTensor>& tensors) const {
     std::vector<BundlePtr> bundles;
-    for (const safemap::LazyTensor& tensor : tensors) bundles.push_back(bundle(tensor));
-    cache_->prefetch(*view_, bundles, safemap::device::Keep::yes);
+    for (const safemap::LazyTensor& tensor : tensors) bundles.push_back(keep(bundle(tensor)));
+    prefetch(bundles);
 }
 
 void CacheFixture::prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
@@ -78,6 +83,17 @@ void CacheFixture::prefetch(const safemap::LazyTensor& tensor) const { prefetch(
 std::shared_ptr<safemap::DeviceEvent> CacheFixture::fill(const std::vector<safemap::FillTarget>& targets,
                                                          safemap::NativeStream after) const {
     return cache_->fill(*view_, targets, after);
+}
+
+void CacheFixture::follow(const std::vector<BundlePtr>& order, bool cyclic) const {
+    const std::lock_guard lock(mutex_);
+    if (plan_) cache_->unfollow(*view_, std::move(plan_));
+    if (!order.empty()) plan_ = cache_->follow(*view_, order, cyclic);
+}
+
+void CacheFixture::drop_kept() const {
+    const std::lock_guard lock(mutex_);
+    kept_.clear();
 }
 
 void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }

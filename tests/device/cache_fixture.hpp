@@ -4,9 +4,9 @@
 #include "device/cache.hpp"
 #include "device/readers.hpp"
 
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/bundle.hpp>
 #include <safemap/checkpoint.hpp>
-#include <safemap/device.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/source.hpp>
 #include <safemap/uploader.hpp>
@@ -14,7 +14,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -65,22 +67,16 @@ public:
     BundlePtr bundle(std::vector<safemap::LazyTensor> tensors) const;
     BundlePtr bundle(const safemap::LazyTensor& tensor) const;
 
-    /// Leases a bundle of which the caller has a handle.
-    Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no,
-                 safemap::NativeStream stream = {}, const safemap::Request& request = {}) const;
+    Held acquire(const BundlePtr& bundle, safemap::NativeStream stream = {},
+                 const safemap::Request& request = {}) const;
     /// Leases a bundle if it is there.
     std::optional<Held> try_acquire(const BundlePtr& bundle, safemap::NativeStream stream = {}) const;
-    Held acquire(const BundlePtr& bundle, safemap::NativeStream stream) const {
-        return acquire(bundle, safemap::device::Keep::no, stream);
-    }
-    /// Leases one tensor as its own bundle, which the cache keeps.
-    Held acquire(const safemap::LazyTensor& tensor) const {
-        return acquire(bundle(tensor), safemap::device::Keep::yes);
-    }
+    /// Leases one tensor as its own bundle, which the fixture keeps.
+    Held acquire(const safemap::LazyTensor& tensor) const { return acquire(keep(bundle(tensor))); }
 
-    void prefetch(std::span<const BundlePtr> bundles) const;
+    void prefetch(const std::vector<BundlePtr>& bundles) const;
     void prefetch(const BundlePtr& bundle) const;
-    /// Prefetches each tensor as its own bundle, which the cache keeps.
+    /// Prefetches each tensor as its own bundle, which the fixture keeps.
     void prefetch(const std::vector<safemap::LazyTensor>& tensors) const;
     void prefetch(const safemap::LazyTensor& tensor) const;
 
@@ -89,16 +85,24 @@ public:
 
     std::uint64_t sleep() const { return cache_->sleep(*view_); }
     void wake() const { cache_->wake(*view_); }
-    void follow(const std::vector<BundlePtr>& order, bool cyclic) const { cache_->follow(*view_, order, cyclic); }
+    /// Follows an order in place of the one before; none if it is empty.
+    void follow(const std::vector<BundlePtr>& order, bool cyclic) const;
 
+    /// Drops the bundles that the fixture keeps.
+    void drop_kept() const;
     void evict(const BundlePtr& bundle) const;
     /// Evicts the groups that own the tensors.
     void evict(const std::vector<safemap::LazyTensor>& tensors) const;
     void evict(const safemap::LazyTensor& tensor) const;
 
 private:
+    const BundlePtr& keep(BundlePtr bundle) const;
+
     std::shared_ptr<safemap::device::Cache> cache_;
     std::shared_ptr<safemap::device::View> view_;
+    mutable std::mutex mutex_;
+    mutable std::list<BundlePtr> kept_;
+    mutable std::shared_ptr<safemap::device::Plan> plan_;
 };
 
 std::vector<std::byte> read_back(safemap::Device& device, const safemap::DeviceTensor& tensor);

@@ -5,7 +5,6 @@
 
 #include <safemap/advanced/device_dlpack.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
-#include <safemap/layer_stream.hpp>
 #include <safemap/uploader.hpp>
 
 #include <doctest/doctest.h>
@@ -46,8 +45,8 @@ TEST_CASE("null and empty arguments of devices and uploaders are invalid") {
         BAD_CALL(invalid_argument, host->is_capturing(NativeStream::cuda(nullptr))),
         BAD_CALL(invalid_argument, DeviceBudget(nullptr)),
         BAD_CALL(invalid_argument, Uploader(nullptr, no_tensors())),
-        BAD_CALL(invalid_argument, uploader.acquire(no_text)),
-        BAD_CALL(tensor_not_found, uploader.acquire("")),
+        BAD_CALL(invalid_argument, uploader.bundle(no_text)),
+        BAD_CALL(tensor_not_found, uploader.bundle("")),
         BAD_CALL(invalid_argument, lease[no_text]),
         BAD_CALL(tensor_not_found, lease[""]),
         BAD_CALL(invalid_argument, uploader.acquire(Bundle())),
@@ -57,11 +56,16 @@ TEST_CASE("null and empty arguments of devices and uploaders are invalid") {
         BAD_CALL(invalid_argument, uploader.prefetch(Bundle())),
         BAD_CALL(invalid_argument, uploader.prefetch(none)),
         BAD_CALL(invalid_argument, uploader.evict(Bundle())),
-        BAD_CALL(invalid_argument, uploader.fill(std::vector<FillTarget>{{six_floats(), nullptr}})),
+        BAD_CALL(invalid_argument, uploader.fill(std::vector<FillTarget>{{six_floats(), nullptr, 24}})),
+        BAD_CALL(invalid_argument, uploader.follow({})),
+        BAD_CALL(invalid_argument, uploader.follow(none)),
+        BAD_CALL(invalid_argument, uploader.follow_once(none)),
+        BAD_CALL(invalid_argument, UploadOrder().next()),
+        BAD_CALL(invalid_argument, UploadOrder().reset()),
         BAD_CALL(invalid_argument, dlpack::export_versioned(nullptr, tensor)),
         BAD_CALL(invalid_argument, dlpack::export_unversioned(nullptr, tensor)),
         BAD_CALL(invalid_argument, dlpack::export_versioned(ended, tensor)),
-        BAD_CALL(invalid_argument, Ticket().wait()),
+        BAD_CALL(invalid_argument, Lease().wait()),
     });
     CHECK_OK(uploader.prefetch(std::span<const Bundle>()));
     CHECK_OK(uploader.fill({})->wait());
@@ -77,19 +81,27 @@ TEST_CASE("a handle that was moved from is empty, and harmless") {
     CHECK(held.tensors().size() == 1);
     CHECK(lease.tensors().empty());  // NOLINT(bugprone-use-after-move)
     CHECK_FAULT(lease["w"], Errc::tensor_not_found);
-    CHECK_OK(lease.wait());
+    CHECK_FAULT(lease.wait(), Errc::invalid_argument);
+    CHECK(lease.ready());
     CHECK_OK(lease.release({}));
     lease.release();
     lease = Lease();
 
-    Ticket ticket = uploader.request(bundle);
-    Ticket kept = std::move(ticket);
-    CHECK(ticket.done());  // NOLINT(bugprone-use-after-move)
+    Lease ticket = uploader.request(bundle);
+    Lease kept = std::move(ticket);
+    CHECK(ticket.ready());  // NOLINT(bugprone-use-after-move)
     CHECK_FAULT(ticket.wait(), Errc::invalid_argument);
-    ticket.cancel();
-    const Lease got = kept.wait();
-    CHECK(got.tensors().size() == 1);
-    CHECK_FAULT(kept.wait(), Errc::invalid_argument);
+    ticket.release();
+    kept.wait();
+    CHECK(kept.tensors().size() == 1);
+
+    UploadOrder order = uploader.follow(std::span(&bundle, 1));
+    UploadOrder moved = std::move(order);
+    CHECK(order.size() == 0);  // NOLINT(bugprone-use-after-move)
+    CHECK_FAULT(order.next(), Errc::invalid_argument);
+    order.end();
+    const Lease step = moved.next();
+    CHECK(step.tensors().size() == 1);
 
     const Bundle same = std::move(bundle);
     CHECK(bundle.size() == 0);  // NOLINT(bugprone-use-after-move)

@@ -1,5 +1,5 @@
-// Ends an uploader while other threads use what may outlive it: leases, tickets, bundles, capsules. Nothing is used
-// after its end, which AddressSanitizer and ThreadSanitizer would see, and the device gets all memory back.
+// Ends an uploader while other threads use what may outlive it: leases, requests, orders, bundles, capsules. Nothing is
+// used after its end, which AddressSanitizer and ThreadSanitizer would see, and the device gets all memory back.
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -34,6 +34,7 @@ struct World {
     std::optional<DeviceBudget> budget = {};
     std::optional<Uploader> uploader = {};
     std::optional<Uploader> neighbour = {};  // under the same budget
+    UploadOrder order = {};                  // ends after the uploader, or in a thread meanwhile
     std::atomic<int> wrong = 0;              // findings of threads
 
     World(unsigned round, std::uint64_t bytes) {
@@ -47,7 +48,7 @@ struct World {
             layers.back().counted.slow(static_cast<int>(round % 5) * 20);
             bundles.push_back(uploader->bundle(std::vector{layers.back().tensor}));
         }
-        if (round % 2 == 0) uploader->follow({.order = bundles, .cyclic = true});
+        if (round % 2 == 0) order = uploader->follow(bundles);
     }
     /// Ends the uploader while `work` runs in as many threads, each with a number.
     void end_during(unsigned threads, unsigned pause, const std::function<void(unsigned)>& work) {
@@ -71,6 +72,7 @@ struct World {
     void check_end() {
         CHECK(wrong == 0);
         bundles.clear();
+        order.end();
         neighbour.reset();
         budget.reset();
         CHECK(soon([&] { return fake->allocated == 0; }));
@@ -98,19 +100,43 @@ TEST_CASE("leases are released, waited for and read while their uploader ends") 
     }
 }
 
-TEST_CASE("tickets are waited for, asked and dropped while their uploader ends") {
+TEST_CASE("an order is walked, begun again and ended while its uploader ends") {
+    for (unsigned round = 0; round < rounds(400); ++round) {
+        CAPTURE(round);
+        World world(round * 2, 3'000);
+        world.end_during(1, round * 7, [&](unsigned) {
+            try {
+                for (std::size_t i = 0; i < 3 + round % 20; ++i) {
+                    const Lease lease = world.order.next();
+                    world.check(lease, world.layers[i % 8]);
+                }
+                world.order.reset();
+                if (round % 4 == 0) world.order.end();
+            } catch (const Error& error) {
+                if (error.code() != Errc::cancelled) ++world.wrong;
+            }
+        });
+        if (world.order.size() > 0) {
+            CHECK_OK(world.order.reset());
+            CHECK_FAULT(world.order.next(), Errc::cancelled);
+        }
+        world.check_end();
+    }
+}
+
+TEST_CASE("requests are waited for, asked and dropped while their uploader ends") {
     for (unsigned round = 0; round < rounds(400); ++round) {
         CAPTURE(round);
         World world(round, 6'000);
-        std::vector<Ticket> tickets;
+        std::vector<Lease> tickets;
         for (std::size_t i = 0; i < 5; ++i) tickets.push_back(world.uploader->request(world.bundles[i]));
         world.end_during(5, round * 11, [&](unsigned t) {
-            Ticket ticket = std::move(tickets[t]);
+            Lease ticket = std::move(tickets[t]);
             if (t == 4) return;
-            while (t == 3 && !ticket.done()) std::this_thread::yield();
+            while (t == 3 && !ticket.ready()) std::this_thread::yield();
             try {
-                const Lease lease = ticket.wait();
-                world.check(lease, world.layers[t]);
+                ticket.wait();
+                world.check(ticket, world.layers[t]);
             } catch (const Error& error) {
                 if (error.code() != Errc::cancelled) ++world.wrong;
             }

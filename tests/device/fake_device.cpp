@@ -24,7 +24,7 @@ struct FakeDevice::Contents {
     mutable std::mutex mutex;
 };
 
-struct FakeDevice::Memory final : safemap::DeviceMemory {
+struct FakeDevice::Memory final : safemap::DeviceMemory, std::enable_shared_from_this<Memory> {
     Memory(FakeDevice& of, std::uint64_t size) : device(of), contents(std::make_shared<Contents>(size)) {
         const std::uint64_t now = device.allocated += size;
         std::uint64_t before = device.peak;
@@ -225,6 +225,10 @@ std::shared_ptr<safemap::DeviceMemory> FakeDevice::allocate(std::uint64_t size) 
     ++allocations;
     on_allocation(size);
     return std::make_shared<Memory>(*this, size);
+}
+
+std::shared_ptr<safemap::DeviceMemory> FakeDevice::borrow(void* handle, std::uint64_t size) {
+    return handle == nullptr ? Device::borrow(handle, size) : static_cast<Memory*>(handle)->shared_from_this();
 }
 
 std::shared_ptr<safemap::StagingBuffer> FakeDevice::allocate_staging(std::uint64_t size) {

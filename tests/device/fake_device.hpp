@@ -3,8 +3,8 @@
 // whose copy is not done, copies that reach outside, and memory that is freed while it is copied to.
 #pragma once
 
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/bytes.hpp>
-#include <safemap/device.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -63,6 +63,8 @@ public:
 
     std::shared_ptr<safemap::DeviceMemory> allocate(std::uint64_t size) override;
     std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override;
+    /// Knows memory of its own only.
+    std::shared_ptr<safemap::DeviceMemory> borrow(void* handle, std::uint64_t size) override;
     safemap::DeviceQueue& queue(Lane lane) override;
 
 private:

@@ -4,7 +4,7 @@
 #include "drivers/opencl_api.hpp"
 #include "drivers/opencl_device.hpp"
 
-#include <safemap/device.hpp>
+#include <safemap/advanced/device_backend.hpp>
 #include <safemap/error.hpp>
 
 #include <cstddef>

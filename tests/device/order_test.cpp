@@ -5,8 +5,6 @@
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
-#include <safemap/layer_stream.hpp>
-
 #include <memory>
 #include <optional>
 #include <thread>

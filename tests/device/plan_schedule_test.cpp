@@ -23,7 +23,6 @@
 namespace plan_schedule_test {
 
 using namespace safemap;
-using device::Keep;
 
 namespace {
 
@@ -167,7 +166,7 @@ private:
                 if (bundle->view->follows) bundle->view->cache->reached(*bundle);
                 hold({number, std::move(*held)});
             } else if (!only_if_there) {
-                hold({number, fixture_.acquire(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes)});
+                hold({number, fixture_.acquire(bundle)});
                 ++findings_.acquired;
             }
         } catch (const Error& error) {

@@ -1,4 +1,4 @@
-// Tests requests: tickets, deadlines, cancelling and priority.
+// Tests requests: leases that come later, deadlines, cancelling and priority.
 #include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -6,6 +6,7 @@
 
 #include <safemap/uploader.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -17,7 +18,6 @@ namespace request_test {
 
 using namespace safemap;
 using safemap::device::Cache;
-using safemap::device::Keep;
 using safemap::device::Readers;
 using Clock = std::chrono::steady_clock;
 
@@ -38,57 +38,62 @@ struct World {
 
 }  // namespace
 
-TEST_CASE("a ticket is for a lease that comes later, and readers upload it meanwhile") {
+TEST_CASE("a request is for a lease that comes later, and readers upload it meanwhile") {
     World world;
     const Bytes bytes("t", 100'000);
     const Bundle bundle = world.bundle(bytes);
     bytes.counted.hold();
-    Ticket ticket = world.uploader->request(bundle);
-    CHECK_FALSE(ticket.done());
+    Lease ticket = world.uploader->request(bundle);
+    CHECK_FALSE(ticket.ready());
     bytes.counted.go_on();
-    CHECK(soon([&] { return ticket.done(); }));
+    CHECK(soon([&] { return ticket.ready(); }));
     CHECK(world.uploader->try_acquire(bundle));
-    const Lease lease = ticket.wait();
-    CHECK(lease.tensors()[0].name() == "t");
+    CHECK(ticket.tensors().empty());
+    CHECK_FAULT(ticket["t"], Errc::invalid_argument);
+    ticket.wait();
+    CHECK(ticket.tensors()[0].name() == "t");
     const auto value = value_of(bytes.tensor);
-    CHECK(std::ranges::equal(lease.tensors()[0].host_bytes(), value));
-    CHECK(ticket.done());
+    CHECK(std::ranges::equal(ticket["t"].host_bytes(), value));
+    CHECK(ticket["t"].address() == ticket["t"].host_bytes().data());
+    CHECK(ticket.ready());
+    CHECK_OK(ticket.wait());
+    ticket.release();
     CHECK_FAULT(ticket.wait(), Errc::invalid_argument);
-    CHECK_FAULT(Ticket().wait(), Errc::invalid_argument);
+    CHECK_FAULT(Lease().wait(), Errc::invalid_argument);
 }
 
-TEST_CASE("a ticket holds its memory like a lease, until it is cancelled or destroyed") {
+TEST_CASE("a lease that was requested holds its memory until it is released or destroyed") {
     World world(100'000);
     const Bytes one("one", 100'000);
     const Bytes other("other", 100'000);
     const Bundle first = world.bundle(one);
     const Bundle second = world.bundle(other);
-    Ticket ticket = world.uploader->request(first);
+    Lease ticket = world.uploader->request(first);
     CHECK_FAULT(world.uploader->request(second).wait(), Errc::budget_exceeded);
     CHECK_FAULT(world.uploader->acquire(second), Errc::budget_exceeded);
-    ticket.cancel();
-    CHECK(ticket.done());
+    ticket.release();
+    CHECK(ticket.ready());
     CHECK_OK(world.uploader->acquire(second));
-    { const Ticket gone = world.uploader->request(first); }
+    { const Lease gone = world.uploader->request(first); }
     ticket = world.uploader->request(second);
-    ticket = Ticket();
+    ticket = Lease();
     CHECK_OK(world.uploader->acquire(first));
 }
 
-TEST_CASE("a cancelled ticket ends the upload, unless somebody else wants it") {
+TEST_CASE("a lease that is not waited for ends the upload, unless somebody else wants it") {
     World world(100'000'000);
     const Bytes bytes("t", 80'000'000);  // ten jobs
     const Bundle bundle = world.bundle(bytes);
     bytes.counted.hold();
-    world.uploader->request(bundle).cancel();
+    world.uploader->request(bundle).release();
     bytes.counted.go_on();
     CHECK(soon([&] { return world.uploader->stats().resident_bytes == 0; }));
     CHECK_FALSE(world.uploader->try_acquire(bundle));
     CHECK(bytes.counted.bytes() < 80'000'000);
 
-    Ticket first = world.uploader->request(bundle);
-    Ticket second = world.uploader->request(bundle);
-    first.cancel();
+    Lease first = world.uploader->request(bundle);
+    Lease second = world.uploader->request(bundle);
+    first.release();
     CHECK_OK(second.wait());
     CHECK(world.uploader->try_acquire(bundle));
 }
@@ -101,12 +106,12 @@ TEST_CASE("at the deadline acquire throws, and the upload goes on as a prefetch"
     bytes.counted.hold();
     std::optional<Error> late;
     const auto began = Clock::now();
-    Ticket ticket = world.uploader->request(bundle);
+    Lease ticket = world.uploader->request(bundle);
     late = error_of([&] { return world.uploader->acquire(bundle, {}, within(20)); });
     CHECK(Clock::now() >= began + std::chrono::milliseconds(20));
     REQUIRE(late);
     CHECK(late->code() == Errc::deadline_passed);
-    ticket.cancel();  // the reader has the only job in hand
+    ticket.release();  // the reader has the only job in hand
     bytes.counted.go_on();
     CHECK_OK(world.uploader->acquire(bundle));
 
@@ -141,7 +146,7 @@ TEST_CASE("a stop request ends a wait, and the upload") {
     const Bundle bundle = world.bundle(bytes);
     bytes.counted.hold();
     std::stop_source stop;
-    Ticket ticket = world.uploader->request(bundle, {.stop = stop.get_token()});
+    Lease ticket = world.uploader->request(bundle, {.stop = stop.get_token()});
     CHECK(soon([&] { return bytes.counted.reads() > 0; }));
     std::thread stopper([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -154,37 +159,57 @@ TEST_CASE("a stop request ends a wait, and the upload") {
     CHECK_OK(world.uploader->acquire(bundle));
 }
 
-TEST_CASE("an error of reading is thrown by the ticket") {
+TEST_CASE("an error of reading is thrown by wait()") {
     World world;
     const Bytes bytes("t", 100'000);
     const Bundle bundle = world.bundle(bytes);
     bytes.counted.fail_after(0);
-    Ticket ticket = world.uploader->request(bundle);
+    Lease ticket = world.uploader->request(bundle);
     CHECK_FAULT(ticket.wait(), Errc::io_error);
     CHECK_OK(world.uploader->request(bundle).wait());
 }
 
-TEST_CASE("a ticket outlives its uploader") {
+TEST_CASE("a lease is for the work of one stream") {
+    const auto fake = std::make_shared<FakeDevice>();
+    FakeDevice::Stream one;
+    FakeDevice::Stream other;
+    World world(100'000, fake);
+    const Bytes bytes("t", 10'000);
+    const Bundle bundle = world.bundle(bytes);
+    Lease lease = world.uploader->request(bundle);
+    lease.wait(one.native());
+    CHECK(lease["t"].address() == nullptr);  // memory of this device has no addresses
+    CHECK_OK(lease.wait(one.native()));
+    CHECK_OK(lease.wait());
+    CHECK(lease.ready());
+    CHECK_FAULT(lease.wait(other.native()), Errc::invalid_argument);
+    CHECK_FAULT(lease.wait(NativeStream::opencl(nullptr)), Errc::invalid_argument);
+    lease.release();
+    CHECK(one.records == 1);
+    one.finish();
+}
+
+TEST_CASE("a lease that was requested outlives its uploader") {
     World world;
     const Bytes bytes("t", 100'000);
     const Bytes there("there", 100);
     const Bundle bundle = world.bundle(bytes);
     const Bundle resident = world.bundle(there);
     static_cast<void>(world.uploader->acquire(resident));
-    Ticket kept = world.uploader->request(resident);
+    Lease kept = world.uploader->request(resident);
     bytes.counted.hold();
-    Ticket ticket = world.uploader->request(bundle);
-    Ticket cancelled = world.uploader->request(bundle);
+    Lease ticket = world.uploader->request(bundle);
+    Lease cancelled = world.uploader->request(bundle);
     std::thread go_on([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         bytes.counted.go_on();
     });
     world.uploader.reset();
     go_on.join();
-    CHECK(ticket.done());
+    CHECK(ticket.ready());
     CHECK_FAULT(ticket.wait(), Errc::cancelled);
-    const Lease lease = kept.wait();
-    CHECK(lease.tensors()[0].host_bytes().front() == value_of(there.tensor)[0]);
+    kept.wait();
+    CHECK(kept.tensors()[0].host_bytes().front() == value_of(there.tensor)[0]);
 }
 
 TEST_CASE("a copy that never ends is given up at the deadline or the stop request") {
@@ -193,13 +218,13 @@ TEST_CASE("a copy that never ends is given up at the deadline or the stop reques
     const Bytes bytes("t", 20'000);
     const BundlePtr bundle = cache.bundle(bytes.tensor);
     fake->pause(true);
-    CHECK_FAULT(cache.acquire(bundle, Keep::no, {}, within(5)), Errc::deadline_passed);
+    CHECK_FAULT(cache.acquire(bundle, {}, within(5)), Errc::deadline_passed);
     std::stop_source stop;
     std::thread stopper([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         stop.request_stop();
     });
-    CHECK_FAULT(cache.acquire(bundle, Keep::no, {}, {.stop = stop.get_token()}), Errc::cancelled);
+    CHECK_FAULT(cache.acquire(bundle, {}, {.stop = stop.get_token()}), Errc::cancelled);
     stopper.join();
     fake->pause(false);
     CHECK_OK(cache.acquire(bundle));
@@ -215,9 +240,9 @@ TEST_CASE("memory that a stream never gives back is given up at the deadline, by
     const BundlePtr other = cache.bundle(small.tensor);
     { const Held held = cache.acquire(bundle, stream.native()); }
     // The memory has another size, so it would have to be freed.
-    CHECK_FAULT(cache.acquire(other, Keep::no, {}, within(5)), Errc::deadline_passed);
+    CHECK_FAULT(cache.acquire(other, {}, within(5)), Errc::deadline_passed);
     std::thread patient([&] { CHECK_OK(cache.acquire(other)); });
-    CHECK_FAULT(cache.acquire(other, Keep::no, {}, within(5)), Errc::deadline_passed);
+    CHECK_FAULT(cache.acquire(other, {}, within(5)), Errc::deadline_passed);
     stream.finish();
     patient.join();
     CHECK_OK(cache.acquire(other));
@@ -232,7 +257,7 @@ TEST_CASE("what is wanted more urgently is read first") {
     const Bytes high("high", 1'000);
     const auto request = [&](const Bytes& bytes, int priority) {
         const BundlePtr bundle = Cache::bundle(view, {bytes.tensor});
-        return std::pair(bundle, cache->try_request(bundle, {.priority = priority}).value());
+        return std::pair(bundle, cache->try_request(*bundle, {.priority = priority}).value());
     };
     busy.counted.hold();
     low.counted.hold();
@@ -243,7 +268,7 @@ TEST_CASE("what is wanted more urgently is read first") {
     busy.counted.go_on();  // otherwise the only reader would be held by `low`
     CHECK(soon([&] { return cache->are_over(third.second); }));
     low.counted.go_on();
-    for (const auto& [bundle, uploads] : {first, second, third}) cache->end_request(bundle, {}, uploads);
+    for (const auto& [bundle, uploads] : {first, second, third}) cache->end_request(*bundle, {}, uploads);
     for (const auto& [bundle, uploads] : {first, second, third}) cache->release(*bundle, {});
     cache->stop(*view);
 }

@@ -21,7 +21,6 @@ namespace schedule_test {
 
 using namespace safemap;
 using device::Cache;
-using device::Keep;
 
 namespace {
 
@@ -129,8 +128,7 @@ private:
     }
     void acquire(Handle handle) {
         try {
-            const Keep keep = random_() % 2 == 0 ? Keep::no : Keep::yes;
-            hold({std::move(handle.numbers), cache_.acquire(handle.bundle, keep, {}, any_request())});
+            hold({std::move(handle.numbers), cache_.acquire(handle.bundle, {}, any_request())});
             ++findings_.acquired;
         } catch (const Error& error) {
             note(error);
@@ -153,7 +151,7 @@ private:
         try {
             Requested requested{std::move(handle), any_request(), {}};
             const BundlePtr& bundle = requested.handle.bundle;
-            auto uploads = bundle->view->cache->try_request(bundle, requested.request);
+            auto uploads = bundle->view->cache->try_request(*bundle, requested.request);
             if (!uploads) return;  // a small tensor is in the way
             requested.uploads = *std::move(uploads);
             requests_.push_back(std::move(requested));
@@ -170,7 +168,7 @@ private:
         const BundlePtr& bundle = requested.handle.bundle;
         if (random_() % 3 == 0) return bundle->view->cache->cancel_request(*bundle, requested.uploads);
         try {
-            bundle->view->cache->end_request(bundle, requested.request, requested.uploads);
+            bundle->view->cache->end_request(*bundle, requested.request, requested.uploads);
             Held held(bundle);
             bundle->view->cache->order(*bundle, {}, requested.request);
             hold({std::move(requested.handle.numbers), std::move(held)});
@@ -220,6 +218,7 @@ private:
 
 /// Acquires each tensor alone. Nothing is leased, so that each one fits.
 void acquire_each(const World& world, const CacheFixture& cache) {
+    cache.drop_kept();
     for (std::size_t i = 0; i < world.tensors.size(); ++i) {
         const LazyTensor& tensor = world.tensors[i];
         CAPTURE(tensor.name());

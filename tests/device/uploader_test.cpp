@@ -82,16 +82,16 @@ static_assert(!std::is_copy_constructible_v<Lease> && std::is_nothrow_move_const
 
 TEST_CASE("tensors are acquired by name, by selection and as slices") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 17});
-    const Lease one = uploader.acquire("layers.1.w");
+    const Lease one = uploader.acquire(uploader.bundle("layers.1.w"));
     CHECK(one.tensors().size() == 1);
     CHECK(text_of(one["layers.1.w"]) == "one");
     CHECK_FAULT(one["layers.2.w"], Errc::tensor_not_found);
 
-    const Lease layers = uploader.acquire(Selection::prefix("layers.1"));
+    const Lease layers = uploader.acquire(uploader.bundle(Selection::prefix("layers.1")));
     CHECK(layers.tensors().size() == 1);
-    const Lease two = uploader.acquire("layers.2.w");
-    const Lease ten = uploader.acquire("layers.10.w");
-    const Lease all = uploader.acquire(Selection());
+    const Lease two = uploader.acquire(uploader.bundle("layers.2.w"));
+    const Lease ten = uploader.acquire(uploader.bundle("layers.10.w"));
+    const Lease all = uploader.acquire(uploader.bundle(Selection()));
     REQUIRE(all.tensors().size() == 3);
     CHECK(all.tensors()[1].name() == "layers.10.w");
     CHECK(text_of(all["layers.2.w"]) == "second");
@@ -102,8 +102,8 @@ TEST_CASE("tensors are acquired by name, by selection and as slices") {
     const LazyTensor part = again["layers.2.w"].slice({{.start = 1, .stop = 4}});
     const Lease slice = uploader.acquire(uploader.bundle(std::span(&part, 1)));
     CHECK(text_of(slice["layers.2.w"]) == "eco");
-    CHECK_FAULT(uploader.acquire("layers.3.w"), Errc::tensor_not_found);
-    const Lease none = uploader.acquire(Selection::prefix("layers.3"));
+    CHECK_FAULT(uploader.acquire(uploader.bundle("layers.3.w")), Errc::tensor_not_found);
+    const Lease none = uploader.acquire(uploader.bundle(Selection::prefix("layers.3")));
     CHECK(none.tensors().empty());
     const LazyTensor foreign = again["layers.2.w"].renamed("x");
     CHECK_FAULT(uploader.acquire(uploader.bundle(std::span(&foreign, 1))), Errc::budget_exceeded);
@@ -127,6 +127,31 @@ TEST_CASE("a bundle of a selection has one layout, and its size is known before 
     CHECK(uploader.bundle(Selection::prefix("none")).size() == 0);
     CHECK(Bundle().size() == 0);
     CHECK(Bundle().device_bytes() == 0);
+}
+
+TEST_CASE("a bundle says where its tensors will be, before anything is uploaded") {
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 2000});
+    const Bundle own = uploader.bundle("layers.2.w");
+    const Bundle all = uploader.bundle(Selection());  // one tensor is of the other bundle
+    const std::vector<BundleTensor> told = all.tensors();
+    CHECK(uploader.stats().bytes_pread == 0);
+    CHECK(Bundle().tensors().empty());
+    const Lease lease = uploader.acquire(all);
+    REQUIRE(told.size() == lease.tensors().size());
+    std::vector<std::byte*> begins(2, nullptr);  // where the memory of each owner begins
+    for (std::size_t i = 0; i < told.size(); ++i) {
+        const DeviceTensor& tensor = lease.tensors()[i];
+        CHECK(told[i].name == tensor.name());
+        CHECK(told[i].dtype == tensor.dtype());
+        CHECK(told[i].shape == tensor.shape());
+        CHECK(told[i].nbytes == tensor.nbytes());
+        REQUIRE(told[i].owner < 2);
+        std::byte* const begin = static_cast<std::byte*>(tensor.address()) - told[i].offset;
+        std::byte*& known = begins[told[i].owner];
+        CHECK((known == nullptr || known == begin));
+        known = begin;
+    }
+    CHECK(begins[0] != begins[1]);
 }
 
 TEST_CASE("tied names are one tensor, and a lease has it under the name that was asked for") {
@@ -183,12 +208,14 @@ TEST_CASE("a bundle of another uploader, or of none, is refused") {
     CHECK(uploader.stats().bytes_pread == 0);
 }
 
-TEST_CASE("named and selected tensors are kept; a bundle of other tensors is gone with its handles and leases") {
+TEST_CASE("a tensor that was asked for by name is kept; other bundles are gone with their handles and leases") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 20});
-    static_cast<void>(uploader.acquire("layers.1.w"));
+    static_cast<void>(uploader.acquire(uploader.bundle("layers.1.w")));
     CHECK(uploader.stats().resident_bytes == 3);
-    static_cast<void>(uploader.acquire(Selection::prefix("layers.10")));
+    static_cast<void>(uploader.acquire(uploader.bundle(Selection::prefix("layers.10"))));
+    CHECK(uploader.stats().resident_bytes == 3);
+    static_cast<void>(uploader.acquire(uploader.bundle("layers.10.w")));
     CHECK(uploader.stats().resident_bytes == 7);
     {
         const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 1, .stop = 4}});
@@ -205,7 +232,7 @@ TEST_CASE("named and selected tensors are kept; a bundle of other tensors is gon
         CHECK(text_of(lease["layers.2.w"]) == "eco");
     }
     CHECK(uploader.stats().resident_bytes == 7);
-    CHECK(uploader.stats().uploaded_bytes == 10);
+    CHECK(uploader.stats().uploaded_bytes == 14);
     uploader.evict(Selection());
     CHECK(uploader.stats().resident_bytes == 0);
     CHECK(uploader.stats().evictions == 2);
@@ -213,25 +240,27 @@ TEST_CASE("named and selected tensors are kept; a bundle of other tensors is gon
 
 TEST_CASE("a lease ends by release, by assignment, and by its destructor") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 6});
-    Lease lease = uploader.acquire("layers.2.w");
-    CHECK_FAULT(uploader.acquire("layers.1.w"), Errc::budget_exceeded);
+    Lease lease = uploader.acquire(uploader.bundle("layers.2.w"));
+    CHECK_FAULT(uploader.acquire(uploader.bundle("layers.1.w")), Errc::budget_exceeded);
     lease.release();
     CHECK(lease.tensors().empty());
     CHECK_FAULT(lease["layers.2.w"], Errc::tensor_not_found);
     lease.release();
-    lease = uploader.acquire("layers.10.w");
-    CHECK_FAULT(uploader.acquire("layers.2.w"), Errc::budget_exceeded);
+    lease = uploader.acquire(uploader.bundle("layers.10.w"));
+    CHECK_FAULT(uploader.acquire(uploader.bundle("layers.2.w")), Errc::budget_exceeded);
     Lease moved = std::move(lease);
-    CHECK_FAULT(uploader.acquire("layers.2.w"), Errc::budget_exceeded);
+    CHECK_FAULT(uploader.acquire(uploader.bundle("layers.2.w")), Errc::budget_exceeded);
     moved = Lease();
-    { const Lease brief = uploader.acquire("layers.2.w"); }
-    CHECK_OK(uploader.acquire("layers.1.w"));
+    { const Lease brief = uploader.acquire(uploader.bundle("layers.2.w")); }
+    CHECK_OK(uploader.acquire(uploader.bundle("layers.1.w")));
 }
 
 TEST_CASE("a prefetched tensor is resident or on its way when it is acquired, and is read once") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 13});
-    uploader.prefetch(Selection());
-    const Lease all = uploader.acquire(Selection());
+    const Bundle bundles[] = {uploader.bundle("layers.1.w"), uploader.bundle("layers.10.w"),
+                              uploader.bundle("layers.2.w")};
+    uploader.prefetch(bundles);
+    const Lease all = uploader.acquire(uploader.bundle(Selection()));
     CHECK(text_of(all["layers.10.w"]) == "ten!");
     CHECK(uploader.stats().uploaded_bytes == 13);
     CHECK(uploader.stats().bytes_pread == 13);
@@ -267,7 +296,7 @@ TEST_CASE("prefetched slices are read once, and evicted like other tensors") {
         CHECK(text_of(lease.tensors()[0]) == "sec");
     }
     CHECK(uploader.stats().uploaded_bytes == 3);
-    const Lease other = uploader.acquire("layers.2.w");  // needs the memory
+    const Lease other = uploader.acquire(uploader.bundle("layers.2.w"));  // needs the memory
     CHECK(uploader.stats().evictions == 1);
     CHECK(uploader.stats().peak_device_bytes <= 6);
 }
@@ -293,8 +322,8 @@ TEST_CASE("a lease and its tensors outlive the uploader, the checkpoint and the 
     Lease second;
     {
         Uploader uploader(Device::open("host"), three(), {.device_budget = 20});
-        uploader.prefetch(Selection());
-        lease = uploader.acquire("layers.2.w");
+        uploader.prefetch(uploader.bundle(Selection()));
+        lease = uploader.acquire(uploader.bundle("layers.2.w"));
         second = uploader.acquire(uploader.bundle(Selection::prefix("layers.1")));
     }
     CHECK(text_of(lease["layers.2.w"]) == "second");
@@ -310,8 +339,8 @@ TEST_CASE("an uploader frees all memory but that of leases, and a bundle may out
         Uploader uploader(fake, three(), {.device_budget = 20});
         bundle = uploader.bundle(Selection::prefix("layers.10"));
         static_cast<void>(uploader.acquire(bundle));
-        lease = uploader.acquire("layers.2.w");
-        static_cast<void>(uploader.acquire("layers.1.w"));
+        lease = uploader.acquire(uploader.bundle("layers.2.w"));
+        static_cast<void>(uploader.acquire(uploader.bundle("layers.1.w")));
         CHECK(fake->allocated == 13);
     }
     CHECK(fake->allocated == 6);
@@ -324,7 +353,7 @@ TEST_CASE("an uploader frees all memory but that of leases, and a bundle may out
 TEST_CASE("the digest of a device tensor is that of its bytes") {
     const auto host = Device::open("host");
     Uploader uploader(host, three(), {.device_budget = 1000});
-    const Lease lease = uploader.acquire(Selection());
+    const Lease lease = uploader.acquire(uploader.bundle(Selection()));
     Xxh3 expected;
     expected.update(lease["layers.2.w"].host_bytes());
     CHECK(digest(*host, lease["layers.2.w"]) == expected.hex());
@@ -336,9 +365,9 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 1'000}, {"b", 20'000'000}}));
     const auto model = Checkpoint::open(file);
     Uploader uploader(Device::open("host"), model, {.device_budget = 30'000'000});
-    const Lease before = uploader.acquire("a");
+    const Lease before = uploader.acquire(uploader.bundle("a"));
     std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) + std::chrono::seconds(1));
-    check_error(error_of([&] { static_cast<void>(uploader.acquire("b")); }), {Errc::file_changed}, {},
+    check_error(error_of([&] { static_cast<void>(uploader.acquire(uploader.bundle("b"))); }), {Errc::file_changed}, {},
                 {.tensor = "b", .path = file.native()});
     CHECK(before["a"].host_bytes()[999] == std::byte{999 % 251});
     CHECK(uploader.stats().resident_bytes == 1'000);
@@ -346,7 +375,7 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
 
 TEST_CASE("a device tensor is empty when its lease has ended and it was evicted") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 1000});
-    Lease lease = uploader.acquire("layers.1.w");
+    Lease lease = uploader.acquire(uploader.bundle("layers.1.w"));
     const DeviceTensor tensor = lease["layers.1.w"];
     const Bundle handle = uploader.bundle(Selection::prefix("layers.1."));
     lease.release();
@@ -373,20 +402,22 @@ TEST_CASE("in a process that is forked later, what is there stays, calls that ne
     const Bundle there = weights->bundle(Selection::prefix("layers.1."));
     const Bundle absent = weights->bundle(Selection::prefix("layers.2."));
     Lease held = weights->acquire(there);
-    Ticket ticket = weights->request(absent);
+    Lease ticket = weights->request(absent);
     const auto refused = [](auto&& call) {
         const auto error = error_of(call);
         return error && error->code() == Errc::invalid_argument && error->message().find("forked") != std::string::npos;
     };
     CHECK(true_in_child([&] {
-        bool good = text_of(held["layers.1.w"]) == "one" && ticket.done();
+        bool good = text_of(held["layers.1.w"]) == "one" && ticket.ready();
         good = good && weights->try_acquire(there).has_value();
-        good = good && refused([&] { return ticket.wait(); });
+        Lease asked = std::move(ticket);
+        good = good && refused([&] { asked.wait(); });
         const Bundle made_here = unused.bundle(Selection::prefix("layers.10"));
         const Lease own = unused.acquire(made_here);
         good = good && text_of(own["layers.10.w"]) == "ten!";
         good = good && refused([&] { return weights->bundle(Selection()); }) &&
-               refused([&] { weights->prefetch(absent); }) && refused([&] { weights->follow({}); }) &&
+               refused([&] { weights->prefetch(absent); }) &&
+               refused([&] { static_cast<void>(weights->follow(std::span(&absent, 1))); }) &&
                refused([&] { weights->sleep(); }) && refused([&] { weights->wake(); }) &&
                refused([&] { weights->evict(there); }) && refused([&] { return weights->fill({}); }) &&
                refused([&] { static_cast<void>(weights->stats()); });
@@ -397,8 +428,8 @@ TEST_CASE("in a process that is forked later, what is there stays, calls that ne
         const Lease lease = anew.acquire(anew.bundle(Selection()), {}, {.deadline = soon});
         return good && text_of(lease["layers.2.w"]) == "second";
     }));
-    const Lease arrived = ticket.wait();
-    CHECK(text_of(arrived["layers.2.w"]) == "second");
+    ticket.wait();
+    CHECK(text_of(ticket["layers.2.w"]) == "second");
     CHECK(text_of(held["layers.1.w"]) == "one");
 }
 

@@ -45,9 +45,8 @@ OWNER = {
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
-    'device': 'drivers',
-    'bundle': 'device', 'device_budget': 'device', 'layer_stream': 'device',
-    'ticket': 'device', 'upload_plan': 'device',
+    'device': 'drivers', 'advanced/device_backend': 'drivers',
+    'bundle': 'device', 'device_budget': 'device', 'request': 'device', 'upload_order': 'device',
     'uploader': 'device', 'advanced/device_dlpack': 'device',
 }
 

@@ -13,8 +13,7 @@ import re
 import sys
 
 LIMIT = 90
-EXPERIMENTAL = {"bundle.hpp", "device.hpp", "device_budget.hpp", "layer_stream.hpp", "ticket.hpp", "upload_plan.hpp",
-                "uploader.hpp"}
+EXPERIMENTAL = {"bundle.hpp", "device.hpp", "device_budget.hpp", "request.hpp", "upload_order.hpp", "uploader.hpp"}
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.M)

@@ -25,7 +25,7 @@ namespace safemap::SAFEMAP_ABI::dlpack {
 /// kind of device; no_dlpack if DLPack does not have the dtype or the kind of device; device_failed.
 ///
 /// Example:
-///     auto lease = std::make_shared<safemap::Lease>(uploader.acquire("wte.weight"));
+///     auto lease = std::make_shared<safemap::Lease>(uploader.acquire(uploader.bundle("wte.weight")));
 ///     auto* exported = safemap::dlpack::export_versioned(lease, (*lease)["wte.weight"]);
 ///     exported->deleter(exported);
 [[nodiscard]] SAFEMAP_API ManagedTensorVersioned* export_versioned(std::shared_ptr<Lease> lease,

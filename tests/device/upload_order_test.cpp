@@ -1,5 +1,4 @@
-// Tests standing orders: plans that are followed, layer streams, sleep and wake.
-#include <safemap/layer_stream.hpp>
+// Tests orders that are followed, sleep and wake.
 
 #include "check_error.hpp"
 #include "device/cache_fixture.hpp"
@@ -13,15 +12,18 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-namespace layer_stream_test {
+namespace upload_order_test {
 
 using namespace safemap;
 
@@ -75,29 +77,33 @@ std::uint64_t sum_of(const std::vector<std::uint64_t>& sizes) {
 
 TEST_CASE("a cycle of twice the budget uploads only what does not stay, and each layer keeps its address") {
     for (const bool staged : {false, true}) {
-        for (const LayerOrder order : {LayerOrder::forwards, LayerOrder::backwards, LayerOrder::there_and_back}) {
+        for (const bool there_and_back : {false, true}) {
             CAPTURE(staged);
-            CAPTURE(static_cast<int>(order));
+            CAPTURE(there_and_back);
             Model model(std::vector<std::uint64_t>(32, 10'000), 160'000, staged);
-            LayerStream stream(model.uploader, model.layers, order);
-            const std::size_t steps = order == LayerOrder::there_and_back ? 64 : 32;
+            std::vector<Bundle> bundles = model.layers;
+            if (there_and_back) bundles.insert(bundles.end(), model.layers.rbegin(), model.layers.rend());
+            UploadOrder stream = model.uploader.follow(bundles);
+            const std::size_t steps = bundles.size();
+            CHECK(stream.size() == steps);
             std::map<std::size_t, Address> addresses;
             std::uint64_t before = 0;
             for (int pass = 0; pass < 4; ++pass) {
                 for (std::size_t step = 0; step < steps; ++step) {
-                    const std::size_t layer = stream.upcoming();
+                    CHECK(stream.upcoming() == step);
+                    const std::size_t layer = step < 32 ? step : 63 - step;
                     const Lease lease = stream.next();
                     REQUIRE(model.has(lease, layer));
                     const auto [known, is_new] = addresses.try_emplace(layer, address_of(lease));
                     CHECK(known->second == address_of(lease));
                 }
                 CHECK(model.uploader.stats().peak_device_bytes <= 160'000);
-                if (pass > 0 && order != LayerOrder::there_and_back)
+                if (pass > 0 && !there_and_back)
                     CHECK(model.uploaded() - before <= 180'000 + 20'000);  // with the uploads ahead of the next pass
                 before = model.uploaded();
             }
             // S - (B - W) = 320,000 - (160,000 - 20,000) a pass, and 140,000 that stay.
-            if (order != LayerOrder::there_and_back) CHECK(model.uploaded() <= 140'000 + 4 * 180'000 + 20'000);
+            if (!there_and_back) CHECK(model.uploaded() <= 140'000 + 4 * 180'000 + 20'000);
             CHECK(std::set<Address>([&] {
                       std::set<Address> all;
                       for (const auto& [layer, address] : addresses) all.insert(address);
@@ -110,7 +116,7 @@ TEST_CASE("a cycle of twice the budget uploads only what does not stay, and each
 
 TEST_CASE("a model that fits is uploaded once") {
     Model model(std::vector<std::uint64_t>(10, 1000), 10'000);
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     for (std::size_t step = 0; step < 30; ++step) {
         const std::size_t layer = stream.upcoming();
         CHECK(layer == step % 10);
@@ -122,7 +128,7 @@ TEST_CASE("a model that fits is uploaded once") {
 
 TEST_CASE("the next layer is on its way while this one is used") {
     Model model(std::vector<std::uint64_t>(6, 1000), 2000);  // nothing stays, two slots
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     for (std::size_t step = 0; step < 12; ++step) {
         const Lease lease = stream.next();
         const std::size_t next = stream.upcoming();
@@ -135,7 +141,7 @@ TEST_CASE("the next layer is on its way while this one is used") {
 
 TEST_CASE("leases that are held too long do not block the stream, if there is room") {
     Model model(std::vector<std::uint64_t>(8, 1000), 5000);
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     Lease held[3];
     for (std::size_t step = 0; step < 40; ++step) {
         const std::size_t layer = stream.upcoming();
@@ -165,7 +171,7 @@ TEST_CASE("random sizes: right bytes, never above the budget, and close to the l
         const std::uint64_t total = sum_of(sizes);
         const std::uint64_t budget = total / 2;
         Model model(sizes, budget);
-        LayerStream stream(model.uploader, model.layers);
+        UploadOrder stream = model.uploader.follow(model.layers);
         for (int pass = 0; pass < 3; ++pass) {
             const std::uint64_t before = model.uploaded();
             for (std::size_t i = 0; i < sizes.size(); ++i) CHECK(model.has(stream.next(), i));
@@ -180,24 +186,76 @@ TEST_CASE("random sizes: right bytes, never above the budget, and close to the l
     }
 }
 
-TEST_CASE("a plan that cannot be followed is refused, and the one before stays") {
+TEST_CASE("an order that cannot be followed is refused, and so is a second one while the first lives") {
     Model model({100, 100, 300, 250, 100}, 500);
-    CHECK_OK(model.uploader.follow({.order = {model.layers[0], model.layers[1]}, .cyclic = true}));
-    check_error(error_of([&] { model.uploader.follow({.order = model.layers, .cyclic = true}); }),
-                {Errc::budget_exceeded}, {},
-                {.message = "the plan needs at least 550 bytes, but the budget is 500 bytes"});
-    CHECK_OK(model.uploader.follow({.order = model.layers, .cyclic = false}));
-    CHECK_OK(model.uploader.follow({}));
-
+    const auto follow = [&] { return model.uploader.follow(model.layers); };
+    check_error(error_of(follow), {Errc::budget_exceeded}, {},
+                {.message = "the order needs at least 550 bytes, but the budget is 500 bytes"});
+    {
+        UploadOrder order = model.uploader.follow(std::span(model.layers).first(2));
+        check_error(error_of([&] { return model.uploader.follow_once(model.layers); }), {Errc::invalid_argument}, {},
+                    {.message = "the uploader follows another order of 2 bundles; end that first"});
+        CHECK(model.has(order.next(), 0));
+        order.end();
+        CHECK_OK(model.uploader.follow_once(model.layers));
+    }
     Model other({100}, 500);
-    CHECK_FAULT(model.uploader.follow({.order = other.layers, .cyclic = true}), Errc::invalid_argument);
-    CHECK_FAULT(model.uploader.follow({.order = {Bundle()}, .cyclic = true}), Errc::invalid_argument);
-    CHECK_FAULT(LayerStream(model.uploader, {}), Errc::invalid_argument);
+    CHECK_FAULT(model.uploader.follow(other.layers), Errc::invalid_argument);
+    CHECK_OK(model.uploader.follow_once(model.layers));
+}
+
+TEST_CASE("an order that ended gives all memory back that nobody has a handle of, also after its uploader") {
+    for (const bool uploader_first : {false, true}) {
+        const auto fake = std::make_shared<FakeDevice>();
+        std::optional<Uploader> uploader(std::in_place, fake, no_tensors(), UploadOptions{.device_budget = 4000});
+        std::vector<Bytes> tensors;
+        std::vector<Bundle> bundles;
+        for (int i = 0; i < 8; ++i) {
+            tensors.emplace_back("layer" + std::to_string(i), 1000);
+            bundles.push_back(uploader->bundle(std::span(&tensors.back().tensor, 1)));
+        }
+        UploadOrder order = uploader->follow(bundles);
+        bundles.clear();
+        for (int i = 0; i < 20; ++i) CHECK_OK(order.next());
+        CHECK(fake->allocated > 0);
+        if (uploader_first) uploader.reset();
+        order.end();
+        CHECK(soon([&] { return fake->allocated == 0; }));
+        CHECK(order.size() == 0);
+    }
+}
+
+TEST_CASE("an order begins again where reset() says, also one that is followed once") {
+    for (const bool cyclic : {true, false}) {
+        CAPTURE(cyclic);
+        Model model(std::vector<std::uint64_t>(6, 1000), 3000);
+        UploadOrder order = cyclic ? model.uploader.follow(model.layers) : model.uploader.follow_once(model.layers);
+        for (int round = 0; round < 3; ++round) {
+            for (std::size_t i = 0; i < 6; ++i) CHECK(model.has(order.next(), i));
+            CHECK(order.upcoming() == (cyclic ? 0U : 6U));
+            if (cyclic) CHECK(model.has(order.next(), 0));
+            else CHECK_FAULT(order.next(), Errc::invalid_argument);
+            order.reset();
+            CHECK(order.upcoming() == 0);
+        }
+        CHECK(model.uploader.stats().peak_device_bytes <= 3000);
+    }
+}
+
+TEST_CASE("a step is waited for no longer than its request says, and comes again") {
+    Model model(std::vector<std::uint64_t>(3, 1000), 2000);
+    for (const Bytes& tensor : model.tensors) tensor.counted.hold();
+    UploadOrder order = model.uploader.follow(model.layers);
+    const auto soon_over = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+    CHECK_FAULT(order.next({}, {.deadline = soon_over}), Errc::deadline_passed);
+    CHECK(order.upcoming() == 0);
+    for (const Bytes& tensor : model.tensors) tensor.counted.go_on();
+    CHECK(model.has(order.next(), 0));
 }
 
 TEST_CASE("a plan that is not cyclic uploads each bundle once, ahead of its use, and used ones make way") {
     Model model(std::vector<std::uint64_t>(20, 100), 500);
-    model.uploader.follow({.order = model.layers, .cyclic = false});
+    const UploadOrder order = model.uploader.follow_once(model.layers);
     CHECK(soon([&] { return model.uploader.stats().resident_bytes == 500; }));
     CHECK(model.uploaded() == 500);
     for (std::size_t i = 0; i < 20; ++i) {
@@ -212,8 +270,12 @@ TEST_CASE("the last pass of a cycle, as a plan that is not cyclic, uploads nothi
     for (const std::uint64_t budget : {200U, 300U, 500U, 700U, 1000U}) {
         CAPTURE(budget);
         Model model(std::vector<std::uint64_t>(10, 100), budget);
+        UploadOrder order = model.uploader.follow(model.layers);
         for (std::size_t pass = 0; pass < 4; ++pass) {
-            if (pass == 0 || pass == 3) model.uploader.follow({.order = model.layers, .cyclic = pass < 3});
+            if (pass == 3) {
+                order.end();
+                order = model.uploader.follow_once(model.layers);
+            }
             for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
         }
         const std::uint64_t a_pass = budget == 1000 ? 0 : 1000 - (budget - 200);  // S - (B - W)
@@ -225,7 +287,7 @@ TEST_CASE("the last pass of a cycle, as a plan that is not cyclic, uploads nothi
 TEST_CASE("a plan that is not cyclic keeps what is there until it is used, as far as two others fit beside it") {
     Model model(std::vector<std::uint64_t>(10, 100), 500);
     for (std::size_t i = 5; i < 10; ++i) CHECK_OK(model.uploader.acquire(model.layers[i]));
-    model.uploader.follow({.order = model.layers, .cyclic = false});
+    const UploadOrder order = model.uploader.follow_once(model.layers);
     for (const std::size_t i : {0U, 1U}) CHECK(soon([&] { return model.tensors[i].counted.reads() == 1; }));
     for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
     for (std::size_t i = 0; i < 10; ++i) CHECK(model.tensors[i].counted.bytes() == (i < 8 ? 100 : 200));
@@ -236,7 +298,7 @@ TEST_CASE("bundles outside a plan can be acquired while it is followed, and the 
     Model model(std::vector<std::uint64_t>(10, 100), 500);
     const Bytes large("large", 450);
     const Bundle other = model.uploader.bundle(std::span(&large.tensor, 1));
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     for (std::size_t step = 0; step < 60; ++step) {
         const std::size_t layer = stream.upcoming();
         CHECK(model.has(stream.next(), layer));
@@ -250,7 +312,7 @@ TEST_CASE("bundles outside a plan can be acquired while it is followed, and the 
 
 TEST_CASE("a read error fails the layer, not the stream") {
     Model model(std::vector<std::uint64_t>(6, 100), 300);
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     for (std::size_t step = 0; step < 60; ++step) {
         if (step % 5 == 2) model.tensors[(step + step / 5) % 6].counted.fail_after(0);
         const std::size_t layer = stream.upcoming();
@@ -271,7 +333,7 @@ TEST_CASE("a read error fails the layer, not the stream") {
 
 TEST_CASE("evicting a bundle gives back the memory of its slot, and the plan goes on") {
     Model model(std::vector<std::uint64_t>(6, 1000), 2000, true);  // nothing stays, two slots
-    LayerStream stream(model.uploader, model.layers);
+    UploadOrder stream = model.uploader.follow(model.layers);
     for (std::size_t step = 0; step < 24; ++step) {
         const std::size_t layer = stream.upcoming();
         CHECK(model.has(stream.next(), layer));
@@ -280,7 +342,7 @@ TEST_CASE("evicting a bundle gives back the memory of its slot, and the plan goe
             CHECK(model.fake->peak <= 2000);
         }
     }
-    model.uploader.follow({});
+    stream.end();
     CHECK(soon([&] {
         for (const Bundle& bundle : model.layers) model.uploader.evict(bundle);
         return model.fake->allocated == 0;
@@ -291,7 +353,8 @@ TEST_CASE("sleep gives back all memory but that of leases, and wake brings it ba
     for (const bool with_plan : {false, true}) {
         CAPTURE(with_plan);
         Model model(std::vector<std::uint64_t>(10, 1000), 6000, true);
-        if (with_plan) model.uploader.follow({.order = model.layers, .cyclic = true});
+        UploadOrder order;
+        if (with_plan) order = model.uploader.follow(model.layers);
         Lease held;
         for (std::size_t i = 0; i < 6; ++i) {
             Lease lease = model.uploader.acquire(model.layers[i]);
@@ -332,6 +395,8 @@ TEST_CASE("threads may stream, sleep, wake and follow other plans at the same ti
     for (unsigned seed = 0; seed < 4; ++seed) {
         Model model(std::vector<std::uint64_t>(12, 1000), 6000, seed % 2 == 1);
         std::atomic<int> wrong = 0;
+        std::mutex mutex;
+        UploadOrder order;
         std::vector<std::thread> threads;
         for (unsigned t = 0; t < 3; ++t)
             threads.emplace_back([&, t] {
@@ -345,8 +410,12 @@ TEST_CASE("threads may stream, sleep, wake and follow other plans at the same ti
                     }
                     if (random() % 40 == 0) model.uploader.sleep();
                     if (random() % 20 == 0) model.uploader.wake();
-                    if (random() % 30 == 0) model.uploader.follow({.order = model.layers, .cyclic = random() % 2 == 0});
-                    if (random() % 60 == 0) model.uploader.follow({});
+                    if (random() % 20 > 0) continue;
+                    const std::lock_guard lock(mutex);
+                    order.end();
+                    const auto kind = random() % 3;
+                    if (kind == 1) order = model.uploader.follow(model.layers);
+                    if (kind == 2) order = model.uploader.follow_once(model.layers);
                 }
             });
         for (std::thread& thread : threads) thread.join();
@@ -356,4 +425,4 @@ TEST_CASE("threads may stream, sleep, wake and follow other plans at the same ti
     }
 }
 
-}  // namespace layer_stream_test
+}  // namespace upload_order_test

@@ -1,0 +1,66 @@
+// UploadOrder: the order in which a program uses its bundles, and a place in it.
+#pragma once
+
+#include <safemap/bundle.hpp>
+#include <safemap/device.hpp>
+#include <safemap/request.hpp>
+
+#include <cstddef>
+#include <memory>
+
+namespace safemap::SAFEMAP_ABI {
+
+namespace device {
+class Plan;
+struct View;
+}  // namespace device
+
+/// The order in which a program uses its bundles, and a place in it: the result of Uploader::follow(). While it lives,
+/// the uploader uploads ahead what comes next in the order, and decides what stays on the device. So the bundles, such
+/// as the layers of a model, may be larger than the device: while one is used, the next one is on its way.
+///
+/// Orders can be moved, not copied. A default one, and one that was moved from or has ended, has no steps. An order
+/// must not be used from two threads at once; the uploader may be used from others meanwhile. It may outlive its
+/// uploader; then next() throws cancelled.
+///
+/// Example:
+///     safemap::UploadOrder layers = uploader.follow(bundles);  // each token passes all layers in turn
+///     for (std::size_t i = 0; i < layers.size(); ++i) {
+///         safemap::Lease layer = layers.next();  // ends the turn of the layer before, if its lease has ended
+///         for (const safemap::DeviceTensor& one : layer.tensors()) use(one.address(), one.nbytes());
+///     }
+class [[nodiscard]] SAFEMAP_API UploadOrder {
+public:
+    UploadOrder() noexcept;
+    UploadOrder(UploadOrder&& other) noexcept;
+    UploadOrder& operator=(UploadOrder&& other) noexcept;
+    /// Does the same as end().
+    ~UploadOrder();
+
+    /// Returns the number of steps of a pass.
+    std::size_t size() const noexcept;
+    /// Returns the number of the step that next() will return, from 0 on; size() at the end of an order that is
+    /// followed once.
+    std::size_t upcoming() const noexcept { return at_; }
+    /// Returns a lease of the bundle of the next step. Waits until it is on the device, and throws as
+    /// Uploader::acquire() does; then the next call returns the same step. Release the lease before the call after the
+    /// next one: until then, its slot is not free for another bundle. With a stream, waits until the copies are queued,
+    /// as acquire() does. Throws invalid_argument if there is no next step.
+    Lease next(NativeStream stream = {}, const Request& request = {});
+    /// Goes back to the first step, and starts the uploads of what comes first, as Uploader::follow() did.
+    void reset();
+
+    /// Ends the order. Drops the bundles that nobody else has, and gives the memory back to the device that the
+    /// uploader keeps for no bundle; waits for the work of streams that still uses that memory. Bundles that the
+    /// program has stay on the device as any others. Then the uploader can follow another order.
+    void end() noexcept;
+
+private:
+    friend class Uploader;
+    UploadOrder(std::shared_ptr<device::View> view, std::shared_ptr<device::Plan> plan) noexcept;
+    std::shared_ptr<device::View> view_;
+    std::shared_ptr<device::Plan> plan_;
+    std::size_t at_ = 0;
+};
+
+}  // namespace safemap::SAFEMAP_ABI
