@@ -79,6 +79,7 @@ std::vector<LazyTensor> rows_of(std::span<const LazyTensor> tensors, Rank rank) 
 
 /// Follows an order, unless its bundles fit only one at a time. Then each is uploaded when it is needed.
 UploadOrder follow(Uploader& uploader, std::span<const Bundle> bundles, bool once) {
+    if (bundles.empty()) return {};
     try {
         return once ? uploader.follow_once(bundles) : uploader.follow(bundles);
     } catch (const Error& error) {

@@ -69,7 +69,7 @@ class Layers(unittest.TestCase):
         self.write({'h.0.w': 60_000, 'h.1.w': 40_000})
         done = self.run_example()
         self.assertEqual((done.returncode, done.stderr),
-                         (1, 'the plan needs at least 100000 bytes, but the budget is 50000 bytes\n'))
+                         (1, 'the order needs at least 100000 bytes, but the budget is 50000 bytes\n'))
 
 
 if __name__ == '__main__':
