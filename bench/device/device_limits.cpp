@@ -103,8 +103,8 @@ void later_passes(const Options& options, const Model& model, To to) {
 void fills(const Options& options, const Model& model, To to) {
     const auto device = open(to);
     Uploader uploader(device, model.checkpoint, {.readers = 1});
-    std::vector<std::shared_ptr<DeviceMemory>> memory;
-    const auto targets = layers::fill_targets(*device, model.checkpoint, memory);
+    std::vector<std::shared_ptr<DeviceMemory>> own;
+    const auto targets = layers::fill_targets(*device, model.checkpoint, own);
     const std::uint64_t room = model.bytes / block * block;
     const HugeMemory memory(room);
     measure::Pairs(
@@ -148,8 +148,7 @@ void compute(double seconds) {
     }
 }
 
-/// Walks a model of twice the budget in order. Each layer computes for 0.75 of the time in which one reader
-/// uploads it.
+/// Walks a model of twice the budget in order. Each layer computes for 0.75 of the time in which one reader uploads it.
 void stream(const Options& options, const Model& model) {
     const std::uint64_t budget = half_budget(model.checkpoint);
     Sample slower, uploads;

@@ -163,8 +163,8 @@ void later_passes(const Options& options, Gpu& gpu, const Model& model) {
 
 void fills(const Options& options, Gpu& gpu, const Model& model) {
     Uploader uploader(gpu.device, model.checkpoint);
-    std::vector<std::shared_ptr<DeviceMemory>> memory;
-    const auto targets = layers::fill_targets(*gpu.device, model.checkpoint, memory);
+    std::vector<std::shared_ptr<DeviceMemory>> own;
+    const auto targets = layers::fill_targets(*gpu.device, model.checkpoint, own);
     Pairs(
         options.rounds, [&] { return measure::seconds([&] { uploader.fill(targets)->wait(); }); },
         [&] { return gpu.copy(model.bytes); })

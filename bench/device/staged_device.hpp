@@ -24,6 +24,9 @@ public:
     std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override {
         return host_->allocate_staging(size);
     }
+    std::shared_ptr<safemap::DeviceMemory> borrow(void* handle, std::uint64_t size) override {
+        return std::make_shared<Memory>(host_->borrow(handle, size));
+    }
     safemap::DeviceQueue& queue(Lane) override { return queue_; }
     void copy_to_host(std::span<std::byte> to, const safemap::DeviceMemory& from, std::uint64_t offset) override {
         host_->copy_to_host(to, *hidden(from), offset);

@@ -12,7 +12,6 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace device {
 class Plan;
-struct View;
 }  // namespace device
 
 /// The order in which a program uses its bundles, and a place in it: the result of Uploader::follow(). While it lives,
@@ -58,8 +57,7 @@ public:
 
 private:
     friend class Uploader;
-    UploadOrder(std::shared_ptr<device::View> view, std::shared_ptr<device::Plan> plan) noexcept;
-    std::shared_ptr<device::View> view_;
+    explicit UploadOrder(std::shared_ptr<device::Plan> plan) noexcept;
     std::shared_ptr<device::Plan> plan_;
     std::size_t at_ = 0;
 };

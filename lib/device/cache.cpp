@@ -124,7 +124,7 @@ std::shared_ptr<const BundleData> Cache::bundle(const std::shared_ptr<View>& vie
     const auto places = view->owners.own(view, tensors);
     std::unordered_set<const Group*> seen;
     for (std::size_t i = 0; i < places.size(); ++i) {
-        const auto& [group, number, made, moved] = places[i];
+        const auto& [group, number, moved] = places[i];
         if ((data->groups.empty() || data->groups.back() != group) && seen.insert(group.get()).second) {
             data->groups.push_back(group);
             data->device_bytes =

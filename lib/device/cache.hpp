@@ -171,9 +171,9 @@ public:
     // Plans.
     /// Does the same as Uploader::follow().
     std::shared_ptr<Plan> follow(View& view, Bundles order, bool cyclic);
-    /// Begin a plan again, and end it, if the view follows it.
-    void restart(View& view, Plan& plan);
-    void unfollow(View& view, std::shared_ptr<Plan> plan) noexcept;
+    /// Begin a plan again, and end it, if its view still follows it.
+    void restart(Plan& plan);
+    void unfollow(std::shared_ptr<Plan> plan) noexcept;
     /// Has to be told of each lease that was taken in one step while View::follows is set.
     void reached(const BundleData& bundle);
 

@@ -39,9 +39,8 @@ Device where(const safemap::Device& device, const DeviceTensor& tensor) {
 /// Returns the address of a tensor and 0, or the handle of its memory and the place in it.
 std::pair<void*, std::uint64_t> place_of(const DeviceTensor& tensor) {
     if (tensor.nbytes() == 0) return {nullptr, 0};
-    void* const handle = tensor.memory()->handle();
-    if (!tensor.memory()->has_address()) return {handle, tensor.offset()};
-    return {static_cast<std::byte*>(handle) + tensor.offset(), 0};
+    if (tensor.memory()->has_address()) return {tensor.address(), 0};
+    return {tensor.memory()->handle(), tensor.offset()};
 }
 
 Described describe(const DeviceTensor& tensor, Float4 float4) {

@@ -15,10 +15,10 @@ std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     start(view);
     if (order.empty()) throw Error(Errc::invalid_argument, "there are no bundles to follow");
     const auto plan = std::make_shared<Plan>(std::move(order), cyclic);
-    std::uint64_t needed = 0;
+    Split chosen;
+    if (cyclic) chosen = split(plan->fates(), view.account.cap);
+    std::uint64_t needed = chosen.needed;
     for (const auto& bundle : plan->order()) needed = std::max(needed, bundle->device_bytes);
-    const Split chosen = cyclic ? split(plan->fates(), view.account.cap) : Split{.fates = plan->fates()};
-    needed = std::max(needed, chosen.needed);
     if (needed > view.account.cap)
         throw Error(Errc::budget_exceeded, "the order needs at least " + bytes_text(needed) + ", but the budget is " +
                                                bytes_text(view.account.cap));
@@ -35,8 +35,9 @@ std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     return plan;
 }
 
-void Cache::restart(View& view, Plan& plan) {
+void Cache::restart(Plan& plan) {
     require_own_process();
+    View& view = *plan.view();
     Uploads begun;
     {
         const std::lock_guard lock(mutex_);
@@ -54,8 +55,10 @@ void Cache::begin_plan(View& view, Uploads& begun) noexcept {
     advance(view, begun);
 }
 
-void Cache::unfollow(View& view, std::shared_ptr<Plan> plan) noexcept {
+void Cache::unfollow(std::shared_ptr<Plan> plan) noexcept {
     if (is_forked()) return;
+    const std::shared_ptr<View> owner = plan->view();  // outlives the bundles of the plan
+    View& view = *owner;
     {
         const std::lock_guard lock(mutex_);
         if (view.plan != plan) return;
@@ -66,8 +69,12 @@ void Cache::unfollow(View& view, std::shared_ptr<Plan> plan) noexcept {
     plan.reset();  // bundles that nobody else has, but those on their way
     Trash trash;
     Lock lock(mutex_);
-    cancel_if(lock, view, trash,
-              [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
+    try {
+        cancel_if(lock, view, trash,
+                  [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
+    } catch (const std::bad_alloc&) {
+        // They go on as prefetches, and leave the device when they arrive.
+    }
     free_kept(lock);
 }
 

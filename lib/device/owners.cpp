@@ -81,7 +81,7 @@ std::vector<Owners::Place> Owners::own(const std::shared_ptr<View>& view, std::v
     std::vector<std::uint32_t> at;
     const auto group = newcomers.make_group(view, at);
     for (Place& place : places)
-        if (!place.group) place = {group, at[place.tensor], true, place.moved};
+        if (!place.group) place = {group, at[place.tensor], place.moved};
     return places;
 }
 

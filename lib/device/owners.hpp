@@ -22,7 +22,6 @@ public:
     struct Place {
         std::shared_ptr<Group> group = {};
         std::uint32_t tensor = 0;  // its number in the layout
-        bool made = false;         // the group is new
         bool moved = false;        // the tensor was moved into it
     };
 

@@ -59,6 +59,8 @@ public:
 
     const std::vector<std::shared_ptr<const BundleData>>& order() const noexcept { return order_; }
     bool cyclic() const noexcept { return cyclic_; }
+    /// Returns the view that all bundles are of. There is at least one bundle.
+    const std::shared_ptr<View>& view() const noexcept { return order_.front()->view; }
     /// Returns the groups of all bundles, each once, in the order of first use.
     const std::vector<Group*>& groups() const noexcept { return groups_; }
     /// Returns groups() as split() wants them.

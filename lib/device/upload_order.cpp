@@ -10,16 +10,14 @@
 namespace safemap::SAFEMAP_ABI {
 
 UploadOrder::UploadOrder() noexcept = default;
-UploadOrder::UploadOrder(std::shared_ptr<device::View> view, std::shared_ptr<device::Plan> plan) noexcept
-    : view_(std::move(view)), plan_(std::move(plan)) {}
+UploadOrder::UploadOrder(std::shared_ptr<device::Plan> plan) noexcept : plan_(std::move(plan)) {}
 UploadOrder::UploadOrder(UploadOrder&& other) noexcept
-    : view_(std::move(other.view_)), plan_(std::move(other.plan_)), at_(std::exchange(other.at_, 0)) {}
+    : plan_(std::move(other.plan_)), at_(std::exchange(other.at_, 0)) {}
 UploadOrder::~UploadOrder() { end(); }
 
 UploadOrder& UploadOrder::operator=(UploadOrder&& other) noexcept {
     if (this != &other) {
         end();
-        view_ = std::move(other.view_);
         plan_ = std::move(other.plan_);
         at_ = std::exchange(other.at_, 0);
     }
@@ -40,13 +38,14 @@ Lease UploadOrder::next(NativeStream stream, const Request& request) {
 void UploadOrder::reset() {
     if (!plan_) throw Error(Errc::invalid_argument, "there is no order");
     at_ = 0;
-    view_->cache->restart(*view_, *plan_);
+    plan_->view()->cache->restart(*plan_);
 }
 
 void UploadOrder::end() noexcept {
-    const auto view = std::move(view_);
-    if (view) view->cache->unfollow(*view, std::move(plan_));
     at_ = 0;
+    if (!plan_) return;
+    const std::shared_ptr<device::Cache> cache = plan_->view()->cache;  // outlives the plan
+    cache->unfollow(std::move(plan_));
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -112,11 +112,11 @@ std::shared_ptr<DeviceEvent> Uploader::fill(std::span<const FillTarget> targets,
 }
 
 UploadOrder Uploader::follow(std::span<const Bundle> bundles) {
-    return {impl_->view, impl_->cache.follow(*impl_->view, own(bundles), true)};
+    return UploadOrder(impl_->cache.follow(*impl_->view, own(bundles), true));
 }
 
 UploadOrder Uploader::follow_once(std::span<const Bundle> bundles) {
-    return {impl_->view, impl_->cache.follow(*impl_->view, own(bundles), false)};
+    return UploadOrder(impl_->cache.follow(*impl_->view, own(bundles), false));
 }
 
 std::uint64_t Uploader::sleep() { return impl_->cache.sleep(*impl_->view); }

@@ -50,10 +50,6 @@ struct Model {
     std::vector<std::uint64_t> sums;
 };
 
-const void* address_of(const safemap::DeviceTensor& tensor) {
-    return static_cast<const std::byte*>(tensor.memory()->handle()) + tensor.offset();
-}
-
 /// Leases bundles in random order on a stream, and reads them with kernels. Waits for the stream only now and then.
 void use(StubCuda& stub, const Model& model, const CacheFixture& cache, const std::vector<BundlePtr>& bundles,
          std::uint64_t seed, int times) {
@@ -68,7 +64,7 @@ void use(StubCuda& stub, const Model& model, const CacheFixture& cache, const st
             for (std::size_t one = 0; one < 2; ++one) {
                 const safemap::DeviceTensor& tensor = held[one];
                 sums.push_back(std::make_unique<std::uint64_t>(0));
-                const bool reads = stub.kernel_read(stream, address_of(tensor), tensor.nbytes(), *sums.back());
+                const bool reads = stub.kernel_read(stream, tensor.address(), tensor.nbytes(), *sums.back());
                 CHECK(reads);
                 expected.push_back(model.sums[2 * chosen + one]);
             }
@@ -116,7 +112,7 @@ TEST_CASE("a cache survives each call of the driver that fails, and frees nothin
             void* const stream = stub.make_stream();
             for (std::size_t i = 0; i < bundles.size(); ++i) {
                 const Held held = cache.acquire(bundles[i], NativeStream::cuda(stream));
-                if (i % 2 == 0) stub.kernel_read(stream, address_of(held[0]), held[0].nbytes(), sum);
+                if (i % 2 == 0) stub.kernel_read(stream, held[0].address(), held[0].nbytes(), sum);
             }
             static_cast<void>(cache.acquire(bundles[0]));
             stub.synchronize(stream);
@@ -155,7 +151,7 @@ TEST_CASE("a DLPack tensor waits for its copies, and its memory waits for the co
         void* const second = stub.make_stream(ordinal);
         const auto there = uploader.acquire(next, NativeStream::cuda(second));
         std::uint64_t after = 0;
-        CHECK(stub.kernel_read(second, address_of(there.tensors()[0]), 100'000, after));
+        CHECK(stub.kernel_read(second, there.tensors()[0].address(), 100'000, after));
         stub.synchronize(second);
         stub.synchronize(stream);
         CHECK(sum == stub.checksum(value_of(one.tensor)));

@@ -28,10 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const void* address_of(const DeviceTensor& tensor) {
-    return static_cast<const std::byte*>(tensor.memory()->handle()) + tensor.offset();
-}
-
 /// An uploader on the stub, with bundles of one tensor each.
 struct Ground {
     StubCuda stub;
@@ -48,7 +44,7 @@ struct Ground {
     /// Puts a kernel into a stream that reads the first tensor of a lease.
     void read(const Lease& lease, void* stream) {
         const DeviceTensor& tensor = lease.tensors()[0];
-        CHECK(stub.kernel_read(stream, address_of(tensor), tensor.nbytes(), sum));
+        CHECK(stub.kernel_read(stream, tensor.address(), tensor.nbytes(), sum));
     }
     std::uint64_t sum = 0;
 };
@@ -101,13 +97,13 @@ TEST_CASE("two threads that release leases on one stream leave the later fence")
         Held two = cache.acquire(a, NativeStream::cuda(stream));
         std::thread other([&] { one.reset(); });
         CHECK(soon([&] { return device->recorded.load(); }));
-        CHECK(stub.kernel_read(stream, address_of(two[0]), 60'000, sums[0]));
+        CHECK(stub.kernel_read(stream, two[0].address(), 60'000, sums[0]));
         two.reset();
         device->released_twice = true;
         other.join();
         void* const next = stub.make_stream();
         const Held held = cache.acquire(cache.bundle(second.tensor), NativeStream::cuda(next));
-        CHECK(stub.kernel_read(next, address_of(held[0]), 60'000, sums[1]));
+        CHECK(stub.kernel_read(next, held[0].address(), 60'000, sums[1]));
         stub.release(stream);
         stub.synchronize(next);
     }
@@ -168,20 +164,20 @@ TEST_CASE("tensors that were leased in a capture stay without a handle of their 
         const Bundle a = ground.bundle(60'000);
         ground.stub.begin_capture(stream);
         const Lease lease = ground.uploader->acquire(a, NativeStream::cuda(stream));
-        address = address_of(lease.tensors()[0]);
+        address = lease.tensors()[0].address();
     }
     CHECK(ground.stub.end_capture(stream));
     const Bundle b = ground.bundle(60'000);
     const Bundle c = ground.bundle(60'000);
     {
         const Lease lease = ground.uploader->acquire(b);
-        CHECK(address_of(lease.tensors()[0]) != address);
+        CHECK(lease.tensors()[0].address() != address);
         CHECK_FAULT(ground.uploader->acquire(c), Errc::budget_exceeded);
     }
     CHECK_OK(ground.uploader->acquire(c));
     const auto again = ground.uploader->try_acquire(ground.uploader->bundle(std::vector{ground.stored[0]->tensor}));
     REQUIRE(again);
-    CHECK(address_of(again->tensors()[0]) == address);
+    CHECK(again->tensors()[0].address() == address);
     ground.uploader.reset();
     CHECK(ground.stub.get("live_allocations") == 1);  // the last lease has it
     CHECK(ground.stub.take_findings() == "");

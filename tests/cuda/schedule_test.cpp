@@ -135,10 +135,6 @@ struct Stage {
     }
 };
 
-const void* address_of(const DeviceMemory& memory, std::uint64_t offset) {
-    return static_cast<const std::byte*>(memory.handle()) + offset;
-}
-
 /// One thread of a schedule.
 class Player {
 public:
@@ -245,7 +241,7 @@ private:
         ++stage_.acquired;
         for (std::size_t i = 0; i < lease.tensors().size(); ++i) {
             const DeviceTensor& tensor = lease.tensors()[i];
-            stage_.read(on, address_of(*tensor.memory(), tensor.offset()), tensor.nbytes(), shelf().sums[number][i]);
+            stage_.read(on, tensor.address(), tensor.nbytes(), shelf().sums[number][i]);
         }
     }
     /// The tensors are there for the host, and for a stream that waits for nothing.
@@ -316,7 +312,7 @@ private:
         shelf().device->make_wait(NativeStream::cuda(user), *filled);
         const std::uint64_t sum = stage_.stub.checksum(value_of(bytes.tensor));
         for (const FillTarget& target : targets)
-            stage_.read(user, address_of(*memory, target.offset), own_bytes / 2, sum);
+            stage_.read(user, static_cast<std::byte*>(target.address) + target.offset, own_bytes / 2, sum);
     }
     void fail_something() {
         if (!stage_.scene.fails || below(8) != 0) return;
@@ -360,7 +356,7 @@ void end_uploaders(Stage& stage) {
         {
             const Lease used = shelf.uploader->acquire(shelf.bundles[2], NativeStream::cuda(stream));
             const DeviceTensor& tensor = used.tensors()[0];
-            stage.read(stream, address_of(*tensor.memory(), tensor.offset()), tensor.nbytes(), shelf.sums[2][0]);
+            stage.read(stream, tensor.address(), tensor.nbytes(), shelf.sums[2][0]);
         }
         Lease late = shelf.uploader->acquire(shelf.bundles[1], NativeStream::cuda(stream));
         Lease ticket = shelf.uploader->request(shelf.bundles[0]);
@@ -370,7 +366,7 @@ void end_uploaders(Stage& stage) {
         });
         shelf.uploader.reset();
         const DeviceTensor& tensor = late.tensors()[1];
-        stage.read(stream, address_of(*tensor.memory(), tensor.offset()), tensor.nbytes(), shelf.sums[1][1]);
+        stage.read(stream, tensor.address(), tensor.nbytes(), shelf.sums[1][1]);
         releases.join();
     }
 }

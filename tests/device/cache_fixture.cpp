@@ -87,7 +87,7 @@ std::shared_ptr<safemap::DeviceEvent> CacheFixture::fill(const std::vector<safem
 
 void CacheFixture::follow(const std::vector<BundlePtr>& order, bool cyclic) const {
     const std::lock_guard lock(mutex_);
-    if (plan_) cache_->unfollow(*view_, std::move(plan_));
+    if (plan_) cache_->unfollow(std::move(plan_));
     if (!order.empty()) plan_ = cache_->follow(*view_, order, cyclic);
 }
 

@@ -119,6 +119,8 @@ TEST_CASE("memory that the caller allocated is borrowed, not owned") {
     cache.fill({{bytes.tensor, own.data(), own.size()}})->wait();
     CHECK(own == value_of(bytes.tensor));
     CHECK_FAULT(host->borrow(nullptr, 1), Errc::invalid_argument);
+    FakeDevice fake;
+    CHECK_FAULT(fake.Device::borrow(own.data(), 1), Errc::invalid_argument);  // as a device that does not override it
 }
 
 TEST_CASE("targets that the host can write to are filled without staging, wherever they begin") {
