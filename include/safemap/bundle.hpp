@@ -132,11 +132,11 @@ private:
 ///     for (const safemap::DeviceTensor& one : lease.tensors()) use(one.address(), one.nbytes());
 class [[nodiscard]] SAFEMAP_API Lease {
 public:
-    Lease() noexcept;
-    Lease(Lease&& other) noexcept;
+    Lease() noexcept = default;
+    Lease(Lease&& other) noexcept = default;
     Lease& operator=(Lease&& other) noexcept;
     /// Does the same as release().
-    ~Lease();
+    ~Lease() { release(); }
 
     /// Returns the tensors, in the order in which they were requested. The span is valid until the lease ends.
     std::span<const DeviceTensor> tensors() const& noexcept;
@@ -173,14 +173,17 @@ private:
     template <class Managed> friend struct LeaseExport;
     friend class Uploader;
     friend class UploadOrder;
-    Lease(std::shared_ptr<const device::BundleData> data, std::unique_ptr<device::Awaited> awaited) noexcept;
+    explicit Lease(std::shared_ptr<const device::BundleData> data,
+                   std::shared_ptr<device::Awaited> awaited = nullptr) noexcept
+        : data_(std::move(data)), awaited_(std::move(awaited)) {}
     static Lease acquired(const std::shared_ptr<const device::BundleData>& data, NativeStream stream,
                           const Request& request);
     static Lease ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
                          const Request& request);
     bool has(const DeviceTensor& tensor) const noexcept;
     std::shared_ptr<const device::BundleData> data_;
-    std::unique_ptr<device::Awaited> awaited_;  // null: the tensors are there
+    /// Null if the tensors are there. Not shared: a std::unique_ptr could not be moved here, where its type is unknown.
+    std::shared_ptr<device::Awaited> awaited_;
     NativeStream stream_ = {};
 };
 

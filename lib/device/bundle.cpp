@@ -85,12 +85,6 @@ bool device::Awaited::ready(const BundleData& bundle) noexcept {
     return false;
 }
 
-Lease::Lease() noexcept = default;
-Lease::Lease(Lease&& other) noexcept = default;
-Lease::Lease(std::shared_ptr<const device::BundleData> data, std::unique_ptr<device::Awaited> awaited) noexcept
-    : data_(std::move(data)), awaited_(std::move(awaited)) {}
-Lease::~Lease() { release(); }
-
 Lease& Lease::operator=(Lease&& other) noexcept {
     if (this != &other) {
         release();
@@ -119,7 +113,7 @@ const DeviceTensor& Lease::operator[](const char* name) const& { return (*this)[
 /// `orderable` is Cache::orderable(stream), which was asked before the bundle was leased.
 Lease Lease::ordered(std::shared_ptr<const device::BundleData> data, NativeStream stream, NativeStream orderable,
                      const Request& request) {
-    Lease lease(std::move(data), nullptr);
+    Lease lease(std::move(data));
     lease.data_->view->cache->order(*lease.data_, orderable, request);
     lease.stream_ = stream;  // now, because a lease that is not passed on is not used by the stream
     return lease;
@@ -168,10 +162,12 @@ void Lease::wait(NativeStream stream) {
 
 void Lease::release() noexcept {
     const auto data = std::move(data_);
-    const auto awaited = std::move(awaited_);
     if (!data) return;
-    if (!awaited) data->view->cache->release(*data, stream_);
-    else if (awaited->begun) data->view->cache->cancel_request(*data, awaited->uploads);
+    if (const auto awaited = std::move(awaited_)) {
+        if (awaited->begun) data->view->cache->cancel_request(*data, awaited->uploads);
+    } else {
+        data->view->cache->release(*data, stream_);
+    }
 }
 
 void Lease::release(NativeStream stream) {

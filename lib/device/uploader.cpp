@@ -125,9 +125,9 @@ void Uploader::wake() { impl_->cache.wake(*impl_->view); }
 
 Lease Uploader::request(const Bundle& bundle, const Request& request) {
     const auto& data = own(bundle);
-    auto awaited = std::make_unique<device::Awaited>(device::Awaited{.request = request});
+    auto awaited = std::make_shared<device::Awaited>(device::Awaited{.request = request});
     awaited->try_begin(*data);
-    return {data, std::move(awaited)};
+    return Lease(data, std::move(awaited));
 }
 
 void Uploader::prefetch(std::span<const Bundle> bundles) { impl_->cache.prefetch(*impl_->view, own(bundles)); }
