@@ -317,10 +317,10 @@ void FakeDevice::perform(Entry& entry) {
         return;
     }
     if (entry.to->mapped) used_while_mapped = true;
-    if (entry.fails) *failed_ = true;
     if (copy_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(copy_microseconds));
     const std::vector<std::byte> now = entry.bytes();
     if (now != entry.expected) staging_was_touched = true;
+    if (entry.fails) *failed_ = true;  // not before: who sees it may free the staging buffer
     {
         const std::lock_guard memory(entry.to->mutex);
         const auto size = static_cast<std::ptrdiff_t>(entry.rows.row_bytes);
