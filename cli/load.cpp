@@ -190,6 +190,7 @@ private:
                     if (last && digest_) digests[i] = digest(*device, tensor);
                     progress.bytes_done += tensors[i++].nbytes();
                 }
+                progress.bytes_per_second = static_cast<double>(progress.bytes_done) / bar.seconds();
                 bar.show(progress);
             }
         }

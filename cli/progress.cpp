@@ -18,11 +18,11 @@ constexpr std::size_t bar_width = 24;
 
 }  // namespace
 
-std::string progress_line(const Progress& progress, double seconds, std::size_t columns) {
+std::string progress_line(const Progress& progress, std::size_t columns) {
     const double done = static_cast<double>(progress.bytes_done);
     const double total = static_cast<double>(progress.bytes_total);
     const double share = total > 0 ? std::min(done / total, 1.0) : 1.0;
-    const double rate = seconds > 0 ? done / seconds : 0;
+    const double rate = progress.bytes_per_second;
     const auto filled = static_cast<std::size_t>(share * bar_width);
 
     std::string line = fmt::format("{} {:3}%", progress.stage, static_cast<int>(share * 100));
@@ -54,7 +54,7 @@ void ProgressBar::show(const Progress& progress) {
     if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return;
     drawn_ = now;
     // Leaves the last column free: some terminals wrap the line after writing there.
-    line_.draw(progress_line(progress, seconds(), columns_of_terminal(STDERR_FILENO) - 1));
+    line_.draw(progress_line(progress, columns_of_terminal(STDERR_FILENO) - 1));
 }
 
 double ProgressBar::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }

@@ -13,7 +13,7 @@ namespace safemap::cli {
 
 /// Returns "converting  42%  6.2 GB of 14.5 GB  1.2 GB/s  7 s left  [##########              ]", at most `columns`
 /// wide.
-std::string progress_line(const Progress& progress, double seconds, std::size_t columns);
+std::string progress_line(const Progress& progress, std::size_t columns);
 
 /// A progress bar that appears once the work has taken `delay`, if Console::shows_progress(). It is erased when it is
 /// destroyed, and before the console prints anything.

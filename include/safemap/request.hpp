@@ -2,9 +2,9 @@
 #pragma once
 
 #include <safemap/api.hpp>
+#include <safemap/progress.hpp>
 
 #include <chrono>
-#include <stop_token>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -16,8 +16,11 @@ struct Request {
     int priority = 0;
     /// Errc::deadline_passed is thrown at this time. The upload goes on as a prefetch does: it makes way for others.
     std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-    /// A stop request throws Errc::cancelled, and ends the upload unless somebody else wants it.
-    std::stop_token stop = {};
+    /// A stop request throws Errc::cancelled, and ends the upload unless somebody else wants it. The function reports
+    /// the bytes of the bundle that are read, those that were on the device before included. It is called on the thread
+    /// that waits, and not for a bundle that is on the device. If it returns false or throws, that ends the upload,
+    /// too.
+    Monitor monitor = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,6 +20,17 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
+
+/// A tensor, and memory for its value, row-major: of the caller, who wants it there, or of a bundle that arrived.
+struct FillTarget {
+    LazyTensor tensor;
+    void* address = nullptr;   ///< as of Device::borrow(): an address on the device, or a cl_mem
+    std::uint64_t size = 0;    ///< bytes that are there
+    std::uint64_t offset = 0;  ///< place of the value in them, bytes; a cl_mem has no address to add it to
+};
+
+/// A function for tensors that arrived on the device; see UploadOptions::on_arrival.
+using ArrivalHook = std::function<void(NativeStream stream, std::span<const FillTarget> tensors)>;
 
 /// Options of an Uploader.
 struct UploadOptions {
@@ -38,14 +50,17 @@ struct UploadOptions {
     /// If true, a large file on a local disk that is not in the page cache may be read past it (O_DIRECT): if its first
     /// blocks come faster that way. Set it to false if other processes read the same files and want them cached.
     bool direct_reads = true;
-};
 
-/// A tensor, and memory of the caller that takes its value, row-major.
-struct FillTarget {
-    LazyTensor tensor;
-    void* address = nullptr;   ///< as of Device::borrow(): an address on the device, or a cl_mem
-    std::uint64_t size = 0;    ///< bytes that are there
-    std::uint64_t offset = 0;  ///< place of the value in them, bytes; a cl_mem has no address to add it to
+    /// Called each time after tensors were copied to the device, to repack or quantise them where they are. What the
+    /// function puts into `stream` happens after their copies, and before the work of those that lease them. The stream
+    /// is the uploader's own, and the device's CUDA context is current. Without a stream (the device has none, or the
+    /// host wrote to its memory), the copies are done, and so must be the work when the function returns. Copies queue
+    /// up behind work that takes long.
+    ///
+    /// The tensors are those that came together: all of a bundle, but for those that another bundle owns. The function
+    /// must not change bytes of others, or call the uploader. Several threads may be in it at once: readers, or those
+    /// that wait for a bundle. What it throws is thrown by who waits, and the tensors are not on the device then.
+    ArrivalHook on_arrival = {};
 };
 
 /// Counters of an Uploader since it was made.

@@ -23,34 +23,37 @@ public:
     void check_stop() const {
         if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "cancelled on request");
     }
-    /// Reports progress if the last report is at least 100 ms ago. May be called often.
+    /// Sets the bytes that are done, for who counts them himself.
+    void set(std::uint64_t bytes) noexcept { done_.store(bytes, std::memory_order_relaxed); }
+    /// Returns true if the last report is at least 100 ms ago.
+    bool is_due() const noexcept { return Clock::now() - last_ >= interval; }
+    /// Reports progress then. May be called often.
     void tick() {
         check_stop();
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last_ >= interval) tell(now);
+        if (is_due()) tell();
     }
     /// Reports progress now.
     void tell() {
         check_stop();
-        tell(std::chrono::steady_clock::now());
-    }
-
-private:
-    static constexpr std::chrono::milliseconds interval{100};
-
-    void tell(std::chrono::steady_clock::time_point now) {
-        last_ = now;
+        last_ = Clock::now();
         if (!monitor_.on_progress) return;
-        const Progress progress{
-            .stage = stage_, .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
+        Progress progress{.stage = stage_, .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
+        const double seconds = std::chrono::duration<double>(last_ - began_).count();
+        if (seconds > 0) progress.bytes_per_second = static_cast<double>(progress.bytes_done) / seconds;
         if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "cancelled on request");
     }
+
+    static constexpr std::chrono::milliseconds interval{100};
+
+private:
+    using Clock = std::chrono::steady_clock;
 
     const Monitor& monitor_;
     std::string_view stage_;
     std::uint64_t total_;
     std::atomic<std::uint64_t> done_ = 0;
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+    const Clock::time_point began_ = Clock::now();
+    Clock::time_point last_ = began_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

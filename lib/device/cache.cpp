@@ -107,6 +107,7 @@ View::View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRu
             .tile = std::min(largest_tile, cache->staging_.buffer_bytes()),
             .most = account.cap},
       readers(thread_count(options.readers, is_cuda(*cache->device()) ? gpu_uploading_threads : uploading_threads)),
+      on_arrival(options.on_arrival),
       paths(options.direct_reads ? rules : PathRules::without_direct()) {}
 
 View::~View() { cache->close(*this); }

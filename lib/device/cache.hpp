@@ -71,6 +71,7 @@ struct View {
     Account account;
     const FillSizes sizes;
     const unsigned readers;  // threads that it wants
+    const ArrivalHook on_arrival;
     Paths paths;
     Owners owners;
     std::shared_ptr<Plan> plan = {};        // null: none; shared with the handle of the order
@@ -205,6 +206,7 @@ private:
         Uploads copying = {};
     };
     class Leases;
+    class Report;
     class Turn;
     struct Room;
 
@@ -226,7 +228,7 @@ private:
     std::optional<Groups> join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
                                         Uploads& uploads);
     void wait_for_change(Lock& lock, const Request& request);
-    void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {});
+    void wait_for(const Uploads& uploads, Worker& worker, const Request& request = {}, Report* report = nullptr);
     [[noreturn]] void refuse(const BundleData& bundle) const;
     void order(Group& group, NativeStream stream, const Request& request);
     void remember_use(const BundleData& bundle, NativeStream stream);

@@ -32,6 +32,9 @@ public:
         return layout.tensors[jobs_[i].tensor];
     }
 
+    /// Returns the bytes that job `i` reads.
+    std::uint64_t bytes(std::size_t i) const noexcept { return jobs_[i].range.size; }
+
     /// Returns where byte `at` of tensor number `tensor` belongs, in memory of the host. The bytes of a tensor are next
     /// to each other.
     using PlaceOf = std::function<std::byte*(std::size_t tensor, std::uint64_t at)>;

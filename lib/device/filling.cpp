@@ -49,14 +49,19 @@ DeviceQueue& Filling::enter(Device::Lane lane) {
     return queue;
 }
 
-void Filling::record(Device::Lane unmapping) {
+void Filling::record(Device::Lane last, const Hook& arrived) {
+    const Device::Lane other = last == Device::Lane::demand ? Device::Lane::bulk : Device::Lane::demand;
     std::exception_ptr fault;
-    if (!mapped_.empty()) entered_[static_cast<std::size_t>(unmapping)] = true;
-    for (const auto lane : {Device::Lane::demand, Device::Lane::bulk}) {
-        if (!entered_[static_cast<std::size_t>(lane)]) continue;
+    for (const Device::Lane lane : {other, last}) {
+        const bool is_last = lane == last && (arrived || !mapped_.empty());
+        if (!entered_[static_cast<std::size_t>(lane)] && !is_last) continue;
+        try {
+            if (is_last) end_lane(lane, arrived);
+        } catch (...) {
+            fault = std::current_exception();
+        }
         DeviceQueue& queue = device_.queue(lane);
         try {
-            if (lane == unmapping && !mapped_.empty()) queue.unmap(*space_.memory, std::exchange(mapped_, {}));
             recorded_.push_back({queue.record()});
         } catch (...) {
             queue.drain();
@@ -64,6 +69,15 @@ void Filling::record(Device::Lane unmapping) {
         }
     }
     if (fault) std::rethrow_exception(fault);
+}
+
+/// Puts into a lane what comes after all copies.
+void Filling::end_lane(Device::Lane lane, const Hook& arrived) {
+    DeviceQueue& queue = enter(lane);
+    if (!mapped_.empty()) queue.unmap(*space_.memory, std::exchange(mapped_, {}));
+    if (!arrived) return;
+    for (const Fence& fence : recorded_) queue.wait_for(*fence.event);  // copies of the other lane
+    queue.run([&](NativeStream stream) { arrived(stream, space_, offset_); });
 }
 
 Space Filling::end() noexcept {

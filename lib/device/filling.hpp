@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,9 +46,11 @@ public:
 
     /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
     bool has_copies() const noexcept { return is_mapped_ || entered_[0] || entered_[1]; }
-    /// Unmaps the memory, in `lane`, and fences that and the copies so far. After that, they are among those of end().
-    /// Throws device_failed; then no copy is in progress.
-    void record(Device::Lane lane);
+    using Hook = std::function<void(NativeStream stream, const Space& space, std::uint64_t offset)>;
+    /// Unmaps the memory, in `lane`. Calls `arrived`, if there is one, for the work that belongs to the copies. Fences
+    /// all that, and the copies so far. After that, the fences are among those of end(), also if it throws: what
+    /// `arrived` throws, or device_failed.
+    void record(Device::Lane lane, const Hook& arrived = {});
     /// Lets go of the memory, with all its fences: of record(), and those of before if they are not among these.
     Space end() noexcept;
 
@@ -55,6 +58,7 @@ private:
     void fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                      const StagingRing::Taker& taker);
     DeviceQueue& enter(Device::Lane lane);
+    void end_lane(Device::Lane lane, const Hook& arrived);
 
     Device& device_;
     StagingRing& staging_;

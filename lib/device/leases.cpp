@@ -14,6 +14,7 @@
 #include "device/stopwatch.hpp"
 
 #include "base/text.hpp"
+#include "base/watch.hpp"
 
 #include <safemap/error.hpp>
 
@@ -64,6 +65,27 @@ public:
 private:
     const BundleData& bundle_;
     bool held_;
+};
+
+/// The progress of the uploads of a bundle, for the monitor of a request.
+class Cache::Report {
+public:
+    Report(const BundleData& bundle, const Request& request, const Uploads& uploads)
+        : watch_(request.monitor, "uploading", bundle.device_bytes), total_(bundle.device_bytes), uploads_(uploads) {}
+
+    bool is_due() const noexcept { return watch_.is_due(); }
+    /// Reports; without the lock of the cache. Throws as Watch.
+    void tell() {
+        std::uint64_t left = 0;
+        for (const auto& upload : uploads_) left += upload->left.load(std::memory_order_relaxed);
+        watch_.set(total_ - std::min(left, total_));
+        watch_.tell();
+    }
+
+private:
+    Watch watch_;
+    const std::uint64_t total_;
+    const Uploads& uploads_;
 };
 
 bool Cache::try_lease(const BundleData& bundle) noexcept {
@@ -196,11 +218,17 @@ std::optional<Uploads> Cache::begin_lease(const BundleData& bundle, const Reques
 /// leased.
 void Cache::end_wait(const BundleData& bundle, const Request& request, const Uploads& uploads, Worker& worker) {
     Leases leases(bundle, true);
+    Report report(bundle, request, uploads);
     try {
-        wait_for(uploads, worker, request);
+        wait_for(uploads, worker, request, &report);
+        if (!uploads.empty()) report.tell();
     } catch (const Error& error) {
         leases.end();
-        if (error.code() == Errc::cancelled) abandon(uploads);
+        if (error.code() != Errc::deadline_passed) abandon(uploads);
+        throw;
+    } catch (...) {  // what the monitor throws
+        leases.end();
+        abandon(uploads);
         throw;
     }
     const std::lock_guard lock(mutex_);  // ends before the leases do
@@ -253,18 +281,25 @@ std::optional<Groups> Cache::join_arriving(Lock& lock, const BundleData& bundle,
 
 /// Helps with the uploads, and returns when all of them are finished. Throws errors of the request. If there can be
 /// any, does not read: a read that takes long could not be interrupted.
-void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& request) {
+void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& request, Report* report) {
     const bool helps = !is_limited(request) || !readers_->have_threads();
+    const auto is_due = [&] { return report != nullptr && report->is_due(); };
     const auto help = [&](Upload& upload) {
         if (!helps || !upload.submitted) return;
-        while (is_wanted(request) && readers_->help(upload, worker)) {
-        }
+        while (is_wanted(request) && readers_->help(upload, worker))
+            if (is_due()) report->tell();
     };
     for (const auto& upload : uploads) help(*upload);
     for (const auto& upload : uploads) {
         Lock lock(mutex_);
         while (!upload->finished) {
             require_wanted(request);
+            if (is_due()) {
+                lock.unlock();
+                report->tell();
+                lock.lock();
+                continue;
+            }
             if (upload->claim()) {
                 lock.unlock();
                 prepare(upload, helps, request);
@@ -285,8 +320,9 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker, const Request& requ
 
 /// Waits until something arrived, failed or left, or until the request has to be looked at again.
 void Cache::wait_for_change(Lock& lock, const Request& request) {
-    if (is_limited(request)) changed_.wait_until(lock, next_look(request));
-    else changed_.wait(lock);
+    const Deadline next = next_look(request);
+    if (next == Deadline::max()) changed_.wait(lock);
+    else changed_.wait_until(lock, next);
 }
 
 void Cache::refuse(const BundleData& bundle) const {

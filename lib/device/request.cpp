@@ -1,6 +1,8 @@
 // Requests: how long a caller waits.
 #include "device/request.hpp"
 
+#include "base/watch.hpp"
+
 #include <safemap/error.hpp>
 
 #include <algorithm>
@@ -17,21 +19,23 @@ constexpr auto pause_for_stop = std::chrono::milliseconds(5);
 }  // namespace
 
 bool is_wanted(const Request& request) noexcept {
-    if (request.stop.stop_requested()) return false;
+    if (request.monitor.stop.stop_requested()) return false;
     return request.deadline == Clock::time_point::max() || Clock::now() < request.deadline;
 }
 
 bool is_limited(const Request& request) noexcept {
-    return request.stop.stop_possible() || request.deadline != Clock::time_point::max();
+    return request.monitor.stop.stop_possible() || request.deadline != Clock::time_point::max();
 }
 
 Deadline next_look(const Request& request) noexcept {
-    if (!request.stop.stop_possible()) return request.deadline;
-    return std::min(request.deadline, Clock::now() + pause_for_stop);
+    Deadline next = request.deadline;
+    if (request.monitor.on_progress) next = std::min(next, Clock::now() + Watch::interval);
+    if (request.monitor.stop.stop_possible()) next = std::min(next, Clock::now() + pause_for_stop);
+    return next;
 }
 
 void require_wanted(const Request& request) {
-    if (request.stop.stop_requested()) throw Error(Errc::cancelled, "the request was cancelled");
+    if (request.monitor.stop.stop_requested()) throw Error(Errc::cancelled, "the request was cancelled");
     if (!is_wanted(request)) throw Error(Errc::deadline_passed, "the tensors were not on the device in time");
 }
 

@@ -13,7 +13,7 @@ bool is_wanted(const Request& request) noexcept;
 void require_wanted(const Request& request);
 /// Returns true if that can happen.
 bool is_limited(const Request& request) noexcept;
-/// Returns the deadline, or an earlier time at which a wait looks if a stop was requested.
+/// Returns the deadline, or an earlier time at which a wait looks if a stop was requested, or reports progress.
 Deadline next_look(const Request& request) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::device

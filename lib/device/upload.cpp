@@ -21,14 +21,18 @@ Upload::Upload(std::shared_ptr<Group> of)
       cache_(*of->view->cache),
       view(*of->view),
       group(std::move(of)),
-      filling(*cache_.device_, cache_.staging_, view.paths) {}
+      filling(*cache_.device_, cache_.staging_, view.paths),
+      left(group->layout.size) {}
 
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
                                    [&] { return cache_.readers_->help_demand(worker); }};
     std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(),
                                          [&] { filling.fill(group->layout, group->plan, job, worker, taker); });
-    if (!failed) return true;
+    if (!failed) {
+        left.fetch_sub(group->plan.bytes(job), std::memory_order_relaxed);
+        return true;
+    }
     cache_.note_failure(failed);
     const std::lock_guard lock(cache_.mutex_);
     // Moved: no thread may destroy an exception that another one has read. The count of its owners is hidden from
@@ -44,15 +48,42 @@ bool Preparation::run(std::size_t, Worker&) noexcept {
     return true;
 }
 
+/// Returns true unless it failed, or was cancelled.
+bool Upload::is_wanted() const {
+    const std::lock_guard lock(cache_.mutex_);
+    return !fault && !cancelled;
+}
+
+/// Returns the tensors, in memory that is filled.
+std::vector<FillTarget> Upload::arrived(const Space& space, std::uint64_t offset) const {
+    const Layout& layout = group->layout;
+    auto* const begin = static_cast<std::byte*>(space.memory->handle());
+    std::vector<FillTarget> all;
+    all.reserve(layout.tensors.size());
+    for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+        const std::uint64_t at = offset + layout.places[i];
+        if (space.memory->has_address())
+            all.push_back({.tensor = layout.tensors[i], .address = begin + at, .size = layout.tensors[i].nbytes()});
+        else all.push_back({.tensor = layout.tensors[i], .address = begin, .size = space.memory->size(), .offset = at});
+    }
+    return all;
+}
+
 void Upload::finish() noexcept {
     std::exception_ptr failed;
     const auto attempt = [&](auto&& work) {
         const std::exception_ptr thrown = fault_of(group->layout.tensors.front().name(), work);
         if (!failed) failed = thrown;
     };
-    attempt([&] { filling.record(demanded ? Device::Lane::demand : Device::Lane::bulk); });
-    if (failed) cache_.note_failure(failed);
     attempt([&] { require_unchanged(group->layout.tensors); });
+    Filling::Hook hook;
+    if (view.on_arrival && !failed && is_wanted())
+        hook = [&](NativeStream stream, const Space& space, std::uint64_t offset) {
+            view.on_arrival(stream, arrived(space, offset));
+        };
+    attempt([&] { filling.record(demanded ? Device::Lane::demand : Device::Lane::bulk, hook); });
+    if (failed) cache_.note_failure(failed);
+    left.store(0, std::memory_order_relaxed);  // there is padding
     cache_.arrive(*this, std::move(failed));
 }
 

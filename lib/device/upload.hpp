@@ -6,13 +6,16 @@
 #include "device/readers.hpp"
 
 #include <safemap/error.hpp>
+#include <safemap/uploader.hpp>
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <list>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
 
@@ -54,6 +57,9 @@ public:
     }
 
 private:
+    bool is_wanted() const;
+    std::vector<FillTarget> arrived(const Space& space, std::uint64_t offset) const;
+
     Cache& cache_;
 
 public:
@@ -63,6 +69,7 @@ public:
 
     std::atomic<bool> submitted = false;   // memory is set, and jobs may run
     std::atomic<bool> demanded = false;    // somebody waits for it
+    std::atomic<std::uint64_t> left;       // bytes to read
     int priority = 0;                      // the highest of those who wait for it
     bool waits_for_help = false;           // nobody is getting its memory, or will unless a reader or a caller does
     std::weak_ptr<Task> preparation = {};  // the task of a reader that gets its memory

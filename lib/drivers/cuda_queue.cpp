@@ -128,6 +128,11 @@ void CudaQueue::wait_for(const DeviceEvent& event) {
     context_->check(waited->put_before(stream_), "cuStreamWaitEvent");
 }
 
+void CudaQueue::run(const std::function<void(NativeStream)>& work) {
+    const CudaEntry entry(*context_);
+    work(NativeStream::cuda(stream_));
+}
+
 void CudaQueue::drain() noexcept {
     try {
         // After a failure, too: copies can be under way if it was not the copies that failed.

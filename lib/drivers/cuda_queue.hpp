@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace safemap::SAFEMAP_ABI::drivers {
@@ -49,6 +50,7 @@ public:
     void copy_rows(DeviceMemory& to, const StagingBuffer& from, const RowCopy& rows) override;
     std::shared_ptr<DeviceEvent> record() override;
     void wait_for(const DeviceEvent& event) override;
+    void run(const std::function<void(NativeStream)>& work) override;
     void drain() noexcept override;
 
 private:

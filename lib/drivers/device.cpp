@@ -90,6 +90,11 @@ void DeviceQueue::unmap(DeviceMemory&, std::span<std::byte>) {
     throw Error(Errc::invalid_argument, "memory of this device cannot be mapped");
 }
 
+void DeviceQueue::run(const std::function<void(NativeStream)>& work) {
+    record()->wait();
+    work({});
+}
+
 std::shared_ptr<DeviceMemory> Device::borrow(void*, std::uint64_t) {
     throw Error(Errc::invalid_argument, "the device " + safemap::quoted(name()) + " takes no memory of callers");
 }

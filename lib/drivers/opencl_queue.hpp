@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -59,6 +60,7 @@ public:
     void wait_for(const DeviceEvent& event) override;
     std::span<std::byte> map(DeviceMemory& memory) override;
     void unmap(DeviceMemory& memory, std::span<std::byte> mapped) override;
+    void run(const std::function<void(NativeStream)>& work) override { work(NativeStream::opencl(queue_)); }
     void drain() noexcept override;
 
 private:

@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -355,7 +357,7 @@ TEST_CASE("a stop ends an acquire that waits for memory which a kernel still rea
     std::stop_source stop;
     std::atomic<bool> is_over = false;
     std::thread waits([&] {
-        CHECK_FAULT(ground.uploader->acquire(wanted, {}, {.stop = stop.get_token()}), Errc::cancelled);
+        CHECK_FAULT(ground.uploader->acquire(wanted, {}, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
         is_over = true;
     });
     std::this_thread::sleep_for(30ms);
@@ -368,6 +370,56 @@ TEST_CASE("a stop ends an acquire that waits for memory which a kernel still rea
     waits.join();
     CHECK_OK(ground.uploader->acquire(wanted));
     CHECK(ground.stub.take_findings() == "");
+}
+
+TEST_CASE("what a hook puts behind the copies comes before the work of a lease") {
+    StubCuda stub;
+    const Bytes bytes("t", 60'000);
+    std::uint64_t sums[2] = {};
+    void* upload_stream = nullptr;
+    const auto on_arrival = [&](NativeStream stream, std::span<const FillTarget> tensors) {
+        upload_stream = stream.handle;
+        stub.hold(upload_stream);
+        CHECK(tensors.size() == 1);
+        CHECK(tensors[0].tensor.name() == "t");
+        CHECK(stub.kernel_read(upload_stream, tensors[0].address, tensors[0].size, sums[0]));
+    };
+    {
+        Uploader uploader(Device::open("cuda"), no_tensors(), {.device_budget = 60'000, .on_arrival = on_arrival});
+        const Bundle bundle = uploader.bundle(std::span(&bytes.tensor, 1));
+        void* const stream = stub.make_stream();
+        const Lease lease = uploader.acquire(bundle, NativeStream::cuda(stream));
+        CHECK((stub.is_real() || !lease.ready()));
+        CHECK(stub.kernel_read(stream, lease["t"].address(), 60'000, sums[1]));
+        stub.release(upload_stream);
+        stub.synchronize(stream);
+        for (const std::uint64_t sum : sums) CHECK(sum == stub.checksum(value_of(bytes.tensor)));
+    }
+    CHECK(stub.take_findings() == "");
+}
+
+TEST_CASE("the work of a hook that throws is over before the memory is written again") {
+    StubCuda stub;
+    const Bytes bytes("t", 60'000);
+    const Bytes other("other", 60'000);
+    std::uint64_t sum = 0;
+    bool fails = true;
+    const auto on_arrival = [&](NativeStream stream, std::span<const FillTarget> tensors) {
+        if (!fails) return;
+        CHECK(stub.kernel_read(stream.handle, tensors[0].address, tensors[0].size, sum));
+        throw std::runtime_error("no kernel for this");
+    };
+    {
+        Uploader uploader(Device::open("cuda"), no_tensors(), {.device_budget = 60'000, .on_arrival = on_arrival});
+        const Bundle bundle = uploader.bundle(std::span(&bytes.tensor, 1));
+        CHECK_THROWS_WITH(static_cast<void>(uploader.acquire(bundle)), "no kernel for this");
+        CHECK(uploader.stats().resident_bytes == 0);
+        fails = false;
+        static_cast<void>(uploader.acquire(uploader.bundle(std::span(&other.tensor, 1))));
+        CHECK(sum == stub.checksum(value_of(bytes.tensor)));
+        CHECK_OK(uploader.acquire(bundle));
+    }
+    CHECK(stub.take_findings() == "");
 }
 
 }  // namespace cuda_order_test

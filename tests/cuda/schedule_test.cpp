@@ -206,7 +206,7 @@ private:
 
     /// Returns a request with a priority, and sometimes with a deadline that may pass.
     Request any_request(std::stop_token stop = {}) {
-        Request request{.priority = static_cast<int>(below(3)), .stop = std::move(stop)};
+        Request request{.priority = static_cast<int>(below(3)), .monitor = {.stop = std::move(stop)}};
         if (below(4) == 0) request.deadline = std::chrono::steady_clock::now() + microseconds(below(1'500));
         return request;
     }

@@ -10,9 +10,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace request_test {
 
@@ -146,7 +149,7 @@ TEST_CASE("a stop request ends a wait, and the upload") {
     const Bundle bundle = world.bundle(bytes);
     bytes.counted.hold();
     std::stop_source stop;
-    Lease ticket = world.uploader->request(bundle, {.stop = stop.get_token()});
+    Lease ticket = world.uploader->request(bundle, {.monitor = {.stop = stop.get_token()}});
     CHECK(soon([&] { return bytes.counted.reads() > 0; }));
     std::thread stopper([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -154,7 +157,7 @@ TEST_CASE("a stop request ends a wait, and the upload") {
     });
     CHECK_FAULT(ticket.wait(), Errc::cancelled);
     stopper.join();
-    CHECK_FAULT(world.uploader->acquire(bundle, {}, {.stop = stop.get_token()}), Errc::cancelled);
+    CHECK_FAULT(world.uploader->acquire(bundle, {}, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
     bytes.counted.go_on();
     CHECK_OK(world.uploader->acquire(bundle));
 }
@@ -224,7 +227,7 @@ TEST_CASE("a copy that never ends is given up at the deadline or the stop reques
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         stop.request_stop();
     });
-    CHECK_FAULT(cache.acquire(bundle, {}, {.stop = stop.get_token()}), Errc::cancelled);
+    CHECK_FAULT(cache.acquire(bundle, {}, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
     stopper.join();
     fake->pause(false);
     CHECK_OK(cache.acquire(bundle));
@@ -271,6 +274,51 @@ TEST_CASE("what is wanted more urgently is read first") {
     for (const auto& [bundle, uploads] : {first, second, third}) cache->end_request(*bundle, {}, uploads);
     for (const auto& [bundle, uploads] : {first, second, third}) cache->release(*bundle, {});
     cache->stop(*view);
+}
+
+TEST_CASE("a wait reports the bytes that are there, and their rate") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bytes there("there", 50'000);
+    const std::vector<LazyTensor> both = {bytes.tensor, there.tensor};
+    const Bundle resident = world.bundle(there);
+    const Bundle bundle = world.uploader->bundle(both);
+    static_cast<void>(world.uploader->acquire(resident));
+    bytes.counted.hold();
+    std::vector<Progress> reports;
+    const auto report = [&](const Progress& progress) {
+        reports.push_back(progress);
+        if (reports.size() == 2) bytes.counted.go_on();
+        return true;
+    };
+    const Request request{.deadline = Clock::now() + std::chrono::hours(1), .monitor = {.on_progress = report}};
+    Lease lease = world.uploader->acquire(bundle, {}, request);
+    REQUIRE(reports.size() >= 3);
+    CHECK(reports.front().bytes_done == 50'000);
+    CHECK(reports.front().bytes_per_second > 0);
+    CHECK(reports.back().bytes_done == bundle.device_bytes());
+    for (const Progress& progress : reports) {
+        CHECK(progress.stage == "uploading");
+        CHECK(progress.bytes_total == bundle.device_bytes());
+    }
+    lease = world.uploader->acquire(bundle, {}, request);  // it is there
+    CHECK(reports.back().bytes_done == bundle.device_bytes());
+}
+
+TEST_CASE("a monitor that refuses or throws ends the wait, and the upload") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    const auto refuse = [](const Progress&) { return false; };
+    CHECK_FAULT(world.uploader->acquire(bundle, {}, {.monitor = {.on_progress = refuse}}), Errc::cancelled);
+    CHECK_OK(world.uploader->acquire(bundle));
+    world.uploader->evict(bundle);
+    bytes.counted.hold();
+    const auto fail = [&](const Progress&) -> bool { throw std::runtime_error("the window is closed"); };
+    const Request request{.deadline = Clock::now() + std::chrono::hours(1), .monitor = {.on_progress = fail}};
+    CHECK_THROWS_WITH(static_cast<void>(world.uploader->acquire(bundle, {}, request)), "the window is closed");
+    bytes.counted.go_on();
+    CHECK_OK(world.uploader->acquire(bundle));
 }
 
 }  // namespace request_test

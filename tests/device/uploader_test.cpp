@@ -433,4 +433,29 @@ TEST_CASE("in a process that is forked later, what is there stays, calls that ne
     CHECK(text_of(held["layers.1.w"]) == "one");
 }
 
+TEST_CASE("a hook changes tensors where they arrive, each time") {
+    const Checkpoint checkpoint = three();
+    std::atomic<int> calls = 0;
+    const auto invert = [&](NativeStream stream, std::span<const FillTarget> tensors) {
+        CHECK_FALSE(stream);
+        for (const FillTarget& one : tensors) {
+            CHECK(one.size == one.tensor.nbytes());
+            for (std::uint64_t i = 0; i < one.size; ++i) static_cast<char*>(one.address)[i] ^= 1;
+        }
+        ++calls;
+    };
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 1000, .on_arrival = invert});
+    const Bundle bundle = uploader.bundle(Selection());
+    for (int i = 1; i <= 2; ++i) {
+        {
+            const Lease lease = uploader.acquire(bundle);
+            CHECK(text_of(lease["layers.1.w"]) == "nod");
+            CHECK(text_of(lease["layers.2.w"]) == "rdbnoe");
+        }
+        static_cast<void>(uploader.acquire(bundle));  // it is there
+        CHECK(calls == i);
+        uploader.evict(bundle);
+    }
+}
+
 }  // namespace uploader_test

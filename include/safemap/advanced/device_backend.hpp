@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -45,8 +46,8 @@ struct RowCopy {
     std::uint64_t rows = 0;  ///< number of rows, at least 1
 };
 
-/// Copies from the host to a device, which happen in the order in which they were queued. All members but map() and
-/// drain() return at once. All but drain() throw device_failed if the device failed. Thread-safe.
+/// Copies from the host to a device, which happen in the order in which they were queued. All members but map(),
+/// run() and drain() return at once. All but drain() throw device_failed if the device failed. Thread-safe.
 class SAFEMAP_API DeviceQueue {
 public:
     virtual ~DeviceQueue() = default;
@@ -67,6 +68,10 @@ public:
     /// Gives the bytes from map() back to the device. Work after the next record() sees what was written. Does nothing
     /// for an empty span. This implementation throws invalid_argument.
     virtual void unmap(DeviceMemory& memory, std::span<std::byte> mapped);
+    /// Calls `work` with the stream of this queue. What it puts there happens after the copies that are queued so far,
+    /// and before the next record(). The context of a CUDA device is current meanwhile. Throws what `work` throws. This
+    /// implementation passes no stream, and waits for the copies first.
+    virtual void run(const std::function<void(NativeStream)>& work);
     /// Blocks until no copy of this queue is in progress, whether they succeeded or not.
     virtual void drain() noexcept = 0;
 };
