@@ -23,6 +23,11 @@ struct DeviceBudgetOptions {
     /// process share it: together they take no more than the one that may have most, and two buffers of up to
     /// 8 MiB each.
     std::uint64_t staging_bytes = 0;
+    /// Host memory in bytes for a second tier between files and device, of all uploaders together, if the device needs
+    /// staging; page-locked for CUDA. 0: none. What was uploaded stays in it as far as there is room, and comes back to
+    /// the device from there, as fast as the bus is: what was evicted, or slept. Bundles that share blocks, those of at
+    /// most 256 KiB, have no part in it. Among the others W-TinyLFU decides, or the order that is followed.
+    std::uint64_t host_bytes = 0;
 };
 
 /// Counters of all uploaders of a DeviceBudget, in bytes.
@@ -30,6 +35,8 @@ struct DeviceBudgetStats {
     std::uint64_t device_bytes = 0;        ///< allocated on the device, kept memory included
     std::uint64_t peak_device_bytes = 0;   ///< maximum of device_bytes; never above the budget
     std::uint64_t peak_staging_bytes = 0;  ///< maximum of staging; 0 if the device needs none
+    std::uint64_t host_bytes = 0;          ///< of the host tier
+    std::uint64_t peak_host_bytes = 0;     ///< maximum of host_bytes; never above its budget
 };
 
 /// One budget for the uploaders of a device, such as those of a model and its draft model. `device_budget` of an

@@ -41,6 +41,8 @@ struct UploadOptions {
     std::uint64_t device_budget = 0;
     /// Host memory in bytes for staging, as in DeviceBudgetOptions. A DeviceBudget has its own.
     std::uint64_t staging_bytes = 0;
+    /// Host memory in bytes for a tier between files and device, as in DeviceBudgetOptions. A DeviceBudget has its own.
+    std::uint64_t host_bytes = 0;
 
     // Options that affect performance.
     /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 12 for CUDA and 4
@@ -66,6 +68,7 @@ struct UploadOptions {
 /// Counters of an Uploader since it was made.
 struct UploadStats {
     std::uint64_t uploaded_bytes = 0;     ///< bytes of tensors uploaded, repeated uploads included
+    std::uint64_t bytes_from_host = 0;    ///< bytes of these that the host tier had, and no file was read for
     std::uint64_t resident_bytes = 0;     ///< bytes of device memory that hold tensors now
     std::uint64_t peak_device_bytes = 0;  ///< maximum bytes allocated on the device; never above the budget
     /// maximum bytes of staging, of all uploaders of a DeviceBudget; 0 if files are read directly into the device
@@ -184,8 +187,8 @@ public:
     UploadOrder follow_once(std::span<const Bundle> bundles);
 
     /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the order. Copies
-    /// nothing: the files are the backup. Returns the bytes on the device that leases keep. Tensors can be acquired
-    /// meanwhile.
+    /// nothing: the files are the backup, and what the host tier has. Returns the bytes on the device that leases keep.
+    /// Tensors can be acquired meanwhile.
     std::uint64_t sleep();
     /// Starts to upload what sleep() took from the device, in the order that is followed, then in that in which the
     /// bundles were made, and returns at once.

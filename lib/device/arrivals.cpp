@@ -254,6 +254,10 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Req
         lock.unlock();
         return is_mapped ? upload->finish() : arrive(*upload, std::move(fault));
     }
+    if (upload->picture && upload->picture->is_whole) {
+        lock.unlock();
+        return upload->copy_picture();
+    }
     upload->submitted = true;
     changed_.notify_all();
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
@@ -336,7 +340,10 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
     lock.unlock();
     if (space.memory->host_bytes().empty()) {
         // Memory in use is not mapped: the host would have to wait, where copies wait on the device.
-        if (!is_own || !space.memory->can_be_mapped() || !are_done(space.fences)) return true;
+        if (!is_own || !space.memory->can_be_mapped() || !are_done(space.fences)) {
+            if (is_own) take_picture(upload);
+            return true;
+        }
         space.fences.clear();
         upload.filling.map(*space.memory);
         return true;
@@ -345,6 +352,39 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
         if (!is_wanted(request)) return false;
     space.fences.clear();
     return true;
+}
+
+/// Takes the picture of a group that is uploaded, or memory for one. Without that, the upload goes through slabs.
+void Cache::take_picture(Upload& upload) noexcept {
+    std::vector<Spare> leaving;
+    std::shared_ptr<Picture> picture;
+    try {
+        {
+            const std::lock_guard lock(mutex_);
+            if (upload.cancelled) return;
+            picture = upload.picture = tier_.take(*upload.group, upload.demanded, leaving);
+        }
+        if (!picture) return;
+        for (const Spare& spare : leaving)
+            if (spare.size == picture->size()) picture->buffer = spare.buffer;
+        leaving.clear();
+        if (!picture->buffer) picture->buffer = device_->allocate_staging(picture->size());
+        upload.filling.set_picture(picture->buffer);
+        if (!picture->is_whole) clear_padding(upload.group->layout, {0, picture->size()}, 0, picture->buffer->bytes());
+    } catch (const std::exception&) {  // no memory
+        if (!picture) return;
+        const std::lock_guard lock(mutex_);
+        tier_.refuse(*upload.picture);
+        upload.picture.reset();
+    }
+}
+
+/// Ends the use of the picture of an upload, which is over.
+void Cache::end_picture(Upload& upload, bool is_whole) noexcept {
+    const std::shared_ptr<Picture> picture = std::move(upload.picture);
+    if (!picture) return;
+    if (is_whole && picture->is_whole) upload.view.bytes_from_host += picture->group.layout.value_bytes;
+    tier_.give_back(*picture, is_whole || picture->is_whole, upload.filling.copies_of_picture());
 }
 
 /// Gets memory for the holding of an upload, unless the upload is cancelled meanwhile. Returns false if the request
@@ -433,6 +473,13 @@ bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
 
 void Cache::free_kept(Lock& lock) noexcept {
     while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
+    for (Spare spare; tier_.take_spare(spare);) {
+        lock.unlock();
+        wait_until_done(spare.copies);
+        spare.buffer.reset();
+        lock.lock();
+        tier_.gone(spare.size);
+    }
 }
 
 // Ends.
@@ -466,6 +513,7 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     if (!upload.fault) upload.fault = std::move(failed);
     upload.finished = true;
     changed_.notify_all();
+    end_picture(upload, !upload.fault && !upload.cancelled);
     if (upload.cancelled) return leave(upload);
     const auto self = std::move(group->upload);  // the caller has it, too
     Space space = upload.filling.end();
@@ -555,6 +603,7 @@ void Cache::end_work(View& view) noexcept {
 
 /// Releases the memory of a cancelled upload. No job of it is in progress.
 void Cache::leave(Upload& upload) noexcept {
+    end_picture(upload, false);
     Fences fences = upload.filling.end().fences;
     if (Holding* const block = std::exchange(upload.block, nullptr)) {
         --block->writers;

@@ -65,7 +65,8 @@ Cache::Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
       staging_(device_, slab_bytes(*device_, options),
                choose_staging(*device_, options) / slab_bytes(*device_, options)),
       ledger_(choose_budget(*device_, options)),
-      heap_(ledger_.budget()) {}
+      heap_(ledger_.budget()),
+      tier_(options.host_bytes) {}
 
 std::shared_ptr<Cache> Cache::make(std::shared_ptr<Device> device, const DeviceBudgetOptions& options,
                                    std::shared_ptr<Readers> readers) {
@@ -143,6 +144,7 @@ UploadStats Cache::stats(const View& view) const {
     const std::lock_guard lock(mutex_);
     UploadStats stats;
     stats.uploaded_bytes = view.uploaded_bytes;
+    stats.bytes_from_host = view.bytes_from_host;
     stats.evictions = view.evictions;
     stats.resident_bytes = ledger_.resident(view.account);
     stats.peak_device_bytes = view.account.peak;
@@ -155,7 +157,11 @@ UploadStats Cache::stats(const View& view) const {
 DeviceBudgetStats Cache::stats() const {
     require_own_process();
     const std::lock_guard lock(mutex_);
-    return {.device_bytes = heap_.total(), .peak_device_bytes = heap_.peak(), .peak_staging_bytes = staging_.peak()};
+    return {.device_bytes = heap_.total(),
+            .peak_device_bytes = heap_.peak(),
+            .peak_staging_bytes = staging_.peak(),
+            .host_bytes = tier_.bytes(),
+            .peak_host_bytes = tier_.peak()};
 }
 
 // Prefetching and evicting.
@@ -288,6 +294,7 @@ void Cache::stop(View& view) noexcept {
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups)
             if (holding->account == &view.account && group->self) trash.groups.push_back(std::move(group->self));
+    tier_.end(view);
     evict_all(lock, view);
     // Threads that have ended an upload may still hold its group, and with it the view.
     changed_.wait(lock, [&] { return freeing_ == 0 && view.working == 0; });
@@ -299,6 +306,7 @@ void Cache::forget(Group& group) noexcept {
     if (is_forked()) return;
     group.view->owners.forget(group);
     Lock lock(mutex_);
+    tier_.forget(group);
     if (group.holding == nullptr) return ledger_.forget(group);
     Holding* const empty = ledger_.take_out(group);
     ledger_.forget(group);

@@ -7,15 +7,16 @@
 //   leases.cpp     leasing bundles, and the order of leases, copies and the work of callers
 //   arrivals.cpp   groups on their way: room, memory, arrival, cancelling
 //   orders.cpp     plans
-// and, apart from the cache and without its lock, ledger.cpp (the arithmetic of the budget), fill.cpp (memory of the
-// caller), readers.cpp (threads), staging.cpp (slabs).
+// and, apart from the cache and without its lock, ledger.cpp (the arithmetic of the budget), host_tier.cpp (pictures in
+// page-locked memory), fill.cpp (memory of the caller), readers.cpp (threads), staging.cpp (slabs).
 //
 // Locks. Cache::mutex_ guards all bookkeeping of the cache and its views. Under it, these are taken, never the other
 // way round: the mutex of the readers (to queue and cancel tasks), that of the staging pool (never held while waiting),
 // that of a stream that records an event. Owners::mutex_ is taken by itself.
 //
 // A thread may wait for these things, while it holds these:
-// - Nobody allocates or frees device memory, reads, or waits for a copy while holding a mutex.
+// - Nobody allocates or frees memory of a device or page-locked memory, reads, or waits for a copy while holding a
+// mutex.
 // - A thread that waits for an arrival holds leases, at most one worker, and no slab.
 // - A job that waits for a slab of the bulk lane does jobs of the demand lane meanwhile. One of the demand lane waits
 //   only for copies that no work of a caller can hold up.
@@ -24,6 +25,7 @@
 
 #include "base/forks.hpp"
 #include "device/group.hpp"
+#include "device/host_tier.hpp"
 #include "device/ledger.hpp"
 #include "device/owners.hpp"
 #include "device/paths.hpp"
@@ -80,6 +82,8 @@ struct View {
     std::atomic<bool> stopped = false;      // its leases free what they end
     std::atomic<std::int64_t> stalled = 0;  // nanoseconds
     std::uint64_t uploaded_bytes = 0;
+    std::uint64_t bytes_from_host = 0;  // bytes of these that came from the host tier
+    std::uint64_t promised = 0;         // bytes of the host tier that the plan keeps
     std::uint64_t evictions = 0;
     std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do
     bool sleeping = false;
@@ -265,6 +269,8 @@ private:
     void let_readers_prepare(const Uploads& begun) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     bool provide(Upload& upload, const Request& request, Space& space);
+    void take_picture(Upload& upload) noexcept;
+    void end_picture(Upload& upload, bool is_whole) noexcept;
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload);
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
@@ -280,6 +286,7 @@ private:
     void end_work(View& view) noexcept;
 
     // Plans.
+    std::uint64_t unpromised_host_bytes() const;
     void adopt(View& view, const std::shared_ptr<Plan>& plan, const Split& split);
     void begin_plan(View& view, Uploads& begun) noexcept;
     void keep_until_use(View& view) noexcept;
@@ -304,6 +311,7 @@ private:
     std::condition_variable changed_;  // something arrived, failed or left
     Ledger ledger_;
     Heap heap_;
+    HostTier tier_;
     std::list<Upload*> uploads_;           // on their way, in the order in which they began
     std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
     std::atomic<std::uint64_t> groups_made_ = 0;

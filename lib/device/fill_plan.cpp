@@ -39,19 +39,6 @@ std::span<std::byte> gather_tile(const Blocks& tiles, std::uint64_t block, const
     return tiles.gather(block, tensor, worker.gatherer, buffer, {.reader = &reader});
 }
 
-/// Clears the bytes of `picture` that belong to no tensor, so that a device never sees what a slab held before.
-void clear_padding(const Layout& layout, Extent range, std::size_t first, std::span<std::byte> picture) {
-    std::uint64_t at = range.offset;
-    const auto clear_to = [&](std::uint64_t end) {
-        if (end > at) std::memset(picture.data() + (at - range.offset), 0, end - at);
-    };
-    for (std::size_t i = first; i < layout.tensors.size() && layout.places[i] < range.end(); ++i) {
-        clear_to(layout.places[i]);
-        at = std::max(at, layout.extent(i).end());
-    }
-    clear_to(range.end());
-}
-
 /// Returns the end of the part of `range` that is gathered at once: of what lies in one huge page, but with whole
 /// elements, and with the whole of a tensor that cannot be cut. `at` and `tensor` are its first byte and that byte's
 /// tensor, and `address` is its place.
@@ -176,6 +163,13 @@ void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_
                          block});
     }
     blocks_.push_back(std::move(blocks));
+}
+
+std::vector<Extent> FillPlan::tiled(const Layout& layout) const {
+    std::vector<Extent> all;
+    for (const Job& job : jobs_)
+        if (is_tile(job) && job.block == 0) all.push_back(layout.extent(job.tensor));
+    return all;
 }
 
 void FillPlan::fill(const Layout& layout, std::size_t i, Paths& paths, Worker& worker, const PlaceOf& place_of) const {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,12 @@ public:
         return layout.tensors[jobs_[i].tensor];
     }
 
+    /// Returns the range of the layout that job `i` is, or nothing for a tile.
+    std::optional<Extent> range(std::size_t i) const noexcept {
+        return is_tile(jobs_[i]) ? std::nullopt : std::optional(jobs_[i].range);
+    }
+    /// Returns where the tensors are that consist of tiles.
+    std::vector<Extent> tiled(const Layout& layout) const;
     /// Returns the bytes that job `i` reads.
     std::uint64_t bytes(std::size_t i) const noexcept { return jobs_[i].range.size; }
 

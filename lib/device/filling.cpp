@@ -9,6 +9,7 @@ namespace safemap::SAFEMAP_ABI::device {
 void Filling::fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                    const StagingRing::Taker& taker) {
     const auto bytes = mapped_.empty() ? space_.memory->host_bytes() : mapped_;
+    if (bytes.empty() && picture_) return fill_picture(layout, plan, i, worker, taker.lane());
     if (bytes.empty()) return fill_staged(layout, plan, i, worker, taker);
     std::byte* const begin = bytes.data() + offset_;
     plan.fill(layout, i, paths_, worker,
@@ -31,6 +32,21 @@ void Filling::fill_staged(const Layout& layout, const FillPlan& plan, std::size_
             }};
         plan.fill(layout, i, paths_, worker, slab.bytes(), put);
     });
+}
+
+void Filling::fill_picture(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
+                           Device::Lane lane) {
+    const std::span<std::byte> all = picture_->bytes();
+    const auto range = plan.range(i);
+    if (!range)
+        return plan.fill(layout, i, paths_, worker,
+                         [&](std::size_t tensor, std::uint64_t at) { return all.data() + layout.places[tensor] + at; });
+    const auto put = [&](std::uint64_t to, Extent) { copy_picture({{{to, range->size}}}, lane); };
+    plan.fill(layout, i, paths_, worker, all.subspan(range->offset, range->size), {.range = put, .rows = {}});
+}
+
+void Filling::copy_picture(std::span<const Extent> parts, Device::Lane lane) {
+    for (const Extent& part : parts) enter(lane).copy(*space_.memory, offset_ + part.offset, *picture_, part);
 }
 
 void Filling::map(DeviceMemory& memory) {
@@ -63,6 +79,7 @@ void Filling::record(Device::Lane last, const Hook& arrived) {
         DeviceQueue& queue = device_.queue(lane);
         try {
             recorded_.push_back({queue.record()});
+            if (picture_) picture_copies_[static_cast<std::size_t>(lane)] = recorded_.back().event;
         } catch (...) {
             queue.drain();
             fault = std::current_exception();

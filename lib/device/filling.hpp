@@ -3,6 +3,7 @@
 
 #include "device/fences.hpp"
 #include "device/fill_plan.hpp"
+#include "device/host_tier.hpp"
 #include "device/layout.hpp"
 #include "device/paths.hpp"
 #include "device/staging.hpp"
@@ -34,6 +35,8 @@ public:
         offset_ = offset;
     }
     const std::shared_ptr<DeviceMemory>& memory() const noexcept { return space_.memory; }
+    /// Sets page-locked memory for a picture of the layout. Jobs read into it, and the device copies out of it.
+    void set_picture(std::shared_ptr<StagingBuffer> picture) noexcept { picture_ = std::move(picture); }
     /// Maps memory, if possible, that is set next, has the layout and nothing else, and has no fence in progress.
     /// record() unmaps it. Throws device_failed.
     void map(DeviceMemory& memory);
@@ -44,6 +47,9 @@ public:
     void fill(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
               const StagingRing::Taker& taker);
 
+    /// Queues copies of these parts of the picture: of what no job copies, or of all if no job is done.
+    void copy_picture(std::span<const Extent> parts, Device::Lane lane);
+
     /// Returns true if copies were queued, or the memory was mapped: then record() has to be called.
     bool has_copies() const noexcept { return is_mapped_ || entered_[0] || entered_[1]; }
     using Hook = std::function<void(NativeStream stream, const Space& space, std::uint64_t offset)>;
@@ -51,12 +57,15 @@ public:
     /// all that, and the copies so far. After that, the fences are among those of end(), also if it throws: what
     /// `arrived` throws, or device_failed.
     void record(Device::Lane lane, const Hook& arrived = {});
+    /// Returns the last copies out of the picture.
+    const LaneEvents& copies_of_picture() const noexcept { return picture_copies_; }
     /// Lets go of the memory, with all its fences: of record(), and those of before if they are not among these.
     Space end() noexcept;
 
 private:
     void fill_staged(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker,
                      const StagingRing::Taker& taker);
+    void fill_picture(const Layout& layout, const FillPlan& plan, std::size_t i, Worker& worker, Device::Lane lane);
     DeviceQueue& enter(Device::Lane lane);
     void end_lane(Device::Lane lane, const Hook& arrived);
 
@@ -70,6 +79,8 @@ private:
     std::mutex entering_;
     std::array<bool, 2> entered_ = {};  // by lane: it waits for the fences, and has copies
     Fences recorded_;
+    std::shared_ptr<StagingBuffer> picture_ = {};
+    LaneEvents picture_copies_ = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

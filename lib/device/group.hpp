@@ -34,6 +34,11 @@ struct FillSizes {
     std::uint64_t most = 0;  // largest group that is ever filled
 };
 
+struct Picture;
+
+/// Who decides that a group has a picture in page-locked memory of the host: the policy, or a plan.
+enum class Hosting : std::uint8_t { by_policy, kept, if_room, none };
+
 /// The number of no slot.
 inline constexpr std::uint32_t no_slot = UINT32_MAX;
 
@@ -129,7 +134,10 @@ public:
 
     std::shared_ptr<Group> self = {};  // set if a lease never ends: nobody says when the device is done with it
 
+    std::shared_ptr<Picture> picture = {};  // if it had room in page-locked memory of the host once
+
     // Decisions of a plan.
+    Hosting hosting = Hosting::by_policy;
     bool stays = false;                         // it stays on the device, once it is there
     std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others
 };

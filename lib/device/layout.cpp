@@ -7,6 +7,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
@@ -97,6 +98,18 @@ Layout lay_out(std::vector<LazyTensor> tensors, std::vector<std::uint32_t>& from
         layout.value_bytes += place->size;
     }
     return layout;
+}
+
+void clear_padding(const Layout& layout, Extent range, std::size_t first, std::span<std::byte> picture) noexcept {
+    std::uint64_t at = range.offset;
+    const auto clear_to = [&](std::uint64_t end) {
+        if (end > at) std::memset(picture.data() + (at - range.offset), 0, end - at);
+    };
+    for (std::size_t i = first; i < layout.tensors.size() && layout.places[i] < range.end(); ++i) {
+        clear_to(layout.places[i]);
+        at = std::max(at, layout.extent(i).end());
+    }
+    clear_to(range.end());
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

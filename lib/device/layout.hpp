@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -23,6 +24,10 @@ struct Layout {
 
     Extent extent(std::size_t i) const noexcept { return {places[i], tensors[i].nbytes()}; }
 };
+
+/// Clears the bytes of `range` that belong to no tensor. `picture` has those of the range, and `first` is its first
+/// tensor.
+void clear_padding(const Layout& layout, Extent range, std::size_t first, std::span<std::byte> picture) noexcept;
 
 /// Places `tensors`, which must be distinct. Sorts them by source, in the order in which the sources appear first, and
 /// then by offset. Sets `from[i]` to the number in `tensors` of the i-th tensor of the layout. Throws budget_exceeded

@@ -226,7 +226,7 @@ void Cache::end_wait(const BundleData& bundle, const Request& request, const Upl
         leases.end();
         if (error.code() != Errc::deadline_passed) abandon(uploads);
         throw;
-    } catch (...) {  // what the monitor throws
+    } catch (...) {  // thrown by the monitor
         leases.end();
         abandon(uploads);
         throw;

@@ -16,7 +16,7 @@ std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     if (order.empty()) throw Error(Errc::invalid_argument, "there are no bundles to follow");
     const auto plan = std::make_shared<Plan>(std::move(order), cyclic);
     Split chosen;
-    if (cyclic) chosen = split(plan->fates(), view.account.cap);
+    if (cyclic) chosen = split(plan->fates(), view.account.cap, unpromised_host_bytes());
     std::uint64_t needed = chosen.needed;
     for (const auto& bundle : plan->order()) needed = std::max(needed, bundle->device_bytes);
     if (needed > view.account.cap)
@@ -33,6 +33,11 @@ std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     }
     let_readers_prepare(begun);
     return plan;
+}
+
+std::uint64_t Cache::unpromised_host_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return tier_.unpromised();
 }
 
 void Cache::restart(Plan& plan) {
@@ -84,9 +89,11 @@ void Cache::end_slots(View& view, const Plan& plan) noexcept {
         if (slot.holding != nullptr && slot.holding->groups.empty())
             if (Space space = ledger_.remove(*slot.holding)) heap_.keep(std::move(space));
     ledger_.set_slots(view.account, {});
+    tier_.end_promise(std::exchange(view.promised, 0));
     for (Group* const group : plan.groups()) {
         group->stays = false;
         group->slot = no_slot;
+        group->hosting = Hosting::by_policy;
     }
 }
 
@@ -94,6 +101,8 @@ void Cache::end_slots(View& view, const Plan& plan) noexcept {
 void Cache::adopt(View& view, const std::shared_ptr<Plan>& plan, const Split& chosen) {
     ledger_.set_slots(view.account, chosen.slot_bytes);
     view.plan = plan;
+    view.promised = chosen.hosted;
+    tier_.promise(chosen.hosted);
     // Groups outside the plan make way for it.
     for (const auto& holding : ledger_.holdings())
         if (holding->account == &view.account)
@@ -102,6 +111,7 @@ void Cache::adopt(View& view, const std::shared_ptr<Plan>& plan, const Split& ch
         Group& group = *view.plan->groups()[i];
         group.stays = chosen.fates[i].stays;
         group.slot = chosen.fates[i].slot;
+        group.hosting = chosen.fates[i].hosting();
         if (group.stays) group.used.store(now(), std::memory_order_relaxed);
         // It moves to its slot, where it will be in every pass.
         if (group.slot == no_slot || !group.word.try_reserve()) continue;

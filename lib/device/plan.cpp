@@ -104,13 +104,25 @@ bool keep_more(std::vector<Fate>& groups, std::uint64_t room) {
     return kept;
 }
 
+/// Lets as many of the groups that share slots have pictures as fit. Returns the bytes of these.
+std::uint64_t host_evenly(std::vector<Fate>& groups, std::uint64_t room) {
+    std::vector<Fate> passing;
+    for (const Fate& group : groups)
+        if (group.slot != no_slot) passing.push_back({.bytes = group.bytes});
+    keep_more(passing, keep_evenly(passing, room));
+    auto chosen = passing.begin();
+    for (Fate& group : groups)
+        if (group.slot != no_slot) group.hosted = (chosen++)->stays;
+    return stays_of(passing);
+}
+
 }  // namespace
 
 std::uint64_t Window::bytes() const noexcept {
     return checked_add(largest_, second_).value_or(std::numeric_limits<std::uint64_t>::max());
 }
 
-Split split(std::vector<Fate> groups, std::uint64_t budget) {
+Split split(std::vector<Fate> groups, std::uint64_t budget, std::uint64_t host) {
     Split result;
     if (sum_of(groups) <= budget) {
         for (Fate& group : groups) group.stays = true;
@@ -132,6 +144,7 @@ Split split(std::vector<Fate> groups, std::uint64_t budget) {
         result.slot_bytes[next] = std::max(result.slot_bytes[next], group.bytes);
         next = 1 - next;
     }
+    result.hosted = host_evenly(groups, host);
     result.fates = std::move(groups);
     return result;
 }

@@ -33,6 +33,12 @@ struct Fate {
     bool alone = true;             // it is all that its bundle needs, so it may share a slot
     bool stays = false;            // decided: it stays
     std::uint32_t slot = no_slot;  // decided: its slot; groups with neither come and go like any other
+    bool hosted = false;           // decided: it has a slot, and a picture in page-locked memory of the host
+
+    Hosting hosting() const noexcept {
+        if (slot != no_slot) return hosted ? Hosting::kept : Hosting::none;
+        return stays ? Hosting::if_room : Hosting::by_policy;
+    }
 };
 
 /// The decisions of a plan.
@@ -40,6 +46,7 @@ struct Split {
     std::vector<Fate> fates = {};                // parallel to the argument of split()
     std::vector<std::uint64_t> slot_bytes = {};  // 0, 1 or 2 slots
     std::uint64_t needed = 0;                    // bytes without which the plan cannot be followed
+    std::uint64_t hosted = 0;                    // bytes of pictures
 };
 
 /// Decides for groups in the order of their first use in a cycle:
@@ -48,7 +55,8 @@ struct Split {
 /// upload
 ///   has about the same time; groups that are used together with others come first, because they cannot share a slot
 /// - the others share two slots, alternating, each as large as its largest group
-Split split(std::vector<Fate> groups, std::uint64_t budget);
+/// - as many of these as fit into `host` have pictures, spread evenly over them
+Split split(std::vector<Fate> groups, std::uint64_t budget, std::uint64_t host = 0);
 
 /// A plan that is followed, and the place in it. Not thread-safe.
 class Plan {

@@ -33,12 +33,26 @@ bool Upload::run(std::size_t job, Worker& worker) noexcept {
         left.fetch_sub(group->plan.bytes(job), std::memory_order_relaxed);
         return true;
     }
+    note(std::move(failed));
+    return false;
+}
+
+/// Remembers the first fault.
+void Upload::note(std::exception_ptr failed) noexcept {
     cache_.note_failure(failed);
     const std::lock_guard lock(cache_.mutex_);
     // Moved: no thread may destroy an exception that another one has read. The count of its owners is hidden from
     // ThreadSanitizer.
     if (!fault) fault = std::move(failed);
-    return false;
+}
+
+void Upload::copy_picture() noexcept {
+    const Extent all{0, group->layout.size};
+    std::exception_ptr failed = fault_of(group->layout.tensors.front().name(), [&] {
+        filling.copy_picture(std::span(&all, 1), demanded ? Device::Lane::demand : Device::Lane::bulk);
+    });
+    if (failed) note(std::move(failed));
+    finish();
 }
 
 bool Preparation::run(std::size_t, Worker&) noexcept {
@@ -76,12 +90,16 @@ void Upload::finish() noexcept {
         if (!failed) failed = thrown;
     };
     attempt([&] { require_unchanged(group->layout.tensors); });
+    const bool wanted = !failed && is_wanted();
     Filling::Hook hook;
-    if (view.on_arrival && !failed && is_wanted())
+    if (view.on_arrival && wanted)
         hook = [&](NativeStream stream, const Space& space, std::uint64_t offset) {
             view.on_arrival(stream, arrived(space, offset));
         };
-    attempt([&] { filling.record(demanded ? Device::Lane::demand : Device::Lane::bulk, hook); });
+    const Device::Lane lane = demanded ? Device::Lane::demand : Device::Lane::bulk;
+    if (picture && !picture->is_whole && wanted)
+        attempt([&] { filling.copy_picture(group->plan.tiled(group->layout), lane); });
+    attempt([&] { filling.record(lane, hook); });
     if (failed) cache_.note_failure(failed);
     left.store(0, std::memory_order_relaxed);  // there is padding
     cache_.arrive(*this, std::move(failed));

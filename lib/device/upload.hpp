@@ -47,6 +47,8 @@ public:
 
     bool run(std::size_t job, Worker& worker) noexcept override;
     void finish() noexcept override;
+    /// Copies the picture, which is whole, in place of all jobs; then it is finished.
+    void copy_picture() noexcept;
     Cache& cache() const noexcept { return cache_; }
     /// Makes this thread the one that gets the memory, if nobody is at it; under the lock, so that no other thread gets
     /// it, too, or ends the upload. Returns false otherwise.
@@ -57,6 +59,7 @@ public:
     }
 
 private:
+    void note(std::exception_ptr failed) noexcept;
     bool is_wanted() const;
     std::vector<FillTarget> arrived(const Space& space, std::uint64_t offset) const;
 
@@ -67,13 +70,14 @@ public:
     std::shared_ptr<Group> group;  // until the upload is finished
     Filling filling;
 
-    std::atomic<bool> submitted = false;   // memory is set, and jobs may run
-    std::atomic<bool> demanded = false;    // somebody waits for it
-    std::atomic<std::uint64_t> left;       // bytes to read
-    int priority = 0;                      // the highest of those who wait for it
-    bool waits_for_help = false;           // nobody is getting its memory, or will unless a reader or a caller does
-    std::weak_ptr<Task> preparation = {};  // the task of a reader that gets its memory
-    bool cancelled = false;                // the group does not want it any more
+    std::atomic<bool> submitted = false;    // memory is set, and jobs may run
+    std::atomic<bool> demanded = false;     // somebody waits for it
+    std::atomic<std::uint64_t> left;        // bytes to read
+    int priority = 0;                       // the highest of those who wait for it
+    bool waits_for_help = false;            // nobody is getting its memory, or will unless a reader or a caller does
+    std::weak_ptr<Task> preparation = {};   // the task of a reader that gets its memory
+    std::shared_ptr<Picture> picture = {};  // used until the upload is over
+    bool cancelled = false;                 // the group does not want it any more
     bool finished = false;
     bool providing = false;  // a thread is getting its memory, or has got it
     std::exception_ptr fault = {};

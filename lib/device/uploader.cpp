@@ -22,7 +22,9 @@ using device::Cache;
 namespace {
 
 DeviceBudgetOptions own_budget(const UploadOptions& options) {
-    return {.device_bytes = options.device_budget, .staging_bytes = options.staging_bytes};
+    return {.device_bytes = options.device_budget,
+            .staging_bytes = options.staging_bytes,
+            .host_bytes = options.host_bytes};
 }
 
 }  // namespace

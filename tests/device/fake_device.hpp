@@ -47,7 +47,8 @@ public:
     std::atomic<std::uint64_t> allocated = 0;
     std::atomic<std::uint64_t> peak = 0;
     std::atomic<std::uint64_t> allocations = 0;
-    std::atomic<std::uint64_t> staging = 0;
+    std::atomic<std::uint64_t> staging = 0;  ///< bytes allocated so far
+    const std::shared_ptr<std::atomic<std::uint64_t>> live_staging = std::make_shared<std::atomic<std::uint64_t>>(0);
     std::atomic<std::uint64_t> copies = 0;
     std::atomic<std::uint64_t> waits = 0;  ///< calls of wait_for()
     std::atomic<std::uint64_t> mappings = 0;
