@@ -35,7 +35,7 @@ struct DeviceBudgetStats {
     std::uint64_t device_bytes = 0;        ///< allocated on the device, kept memory included
     std::uint64_t peak_device_bytes = 0;   ///< maximum of device_bytes; never above the budget
     std::uint64_t peak_staging_bytes = 0;  ///< maximum of staging; 0 if the device needs none
-    std::uint64_t host_bytes = 0;          ///< of the host tier
+    std::uint64_t host_bytes = 0;          ///< allocated for the host tier
     std::uint64_t peak_host_bytes = 0;     ///< maximum of host_bytes; never above its budget
 };
 

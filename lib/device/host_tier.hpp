@@ -30,7 +30,7 @@ struct Picture : Use {
     std::uint64_t size() const noexcept { return group.layout.size; }
 
     const Group& group;
-    std::size_t at = nowhere;  // position in the list of those that count
+    std::size_t at = nowhere;  // position in the list of what counts
     std::shared_ptr<StagingBuffer> buffer = {};
     LaneEvents copies = {};
     bool is_whole = false;  // all tensors are in it
@@ -67,8 +67,7 @@ public:
     void forget(Group& group) noexcept;
     /// Takes the memory of all pictures of a view.
     void end(const View& view) noexcept;
-    /// Takes a spare to free it, when no copy reads it. Returns false if there is none. It counts until gone() is
-    /// called.
+    /// Takes a spare, to be freed when no copy reads it. It counts until gone() is called. Returns false without one.
     bool take_spare(Spare& spare) noexcept;
     void gone(std::uint64_t size) noexcept { bytes_ -= size; }
 
@@ -86,7 +85,7 @@ private:
     std::uint64_t bytes_ = 0;
     std::uint64_t peak_ = 0;
     std::uint64_t promised_ = 0;
-    std::vector<Picture*> pictures_;  // those that count
+    std::vector<Picture*> pictures_;  // all that count
     std::vector<Spare> spares_;
     Policy policy_;
 };
