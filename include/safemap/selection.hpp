@@ -12,6 +12,10 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+namespace checkpoint {
+class SortedNames;
+}  // namespace checkpoint
+
 /// A set of tensor names. A name is selected if it matches at least one include, or if no include exists, and if it
 /// matches no exclude. Owns its patterns. Const members may be called from several threads at once.
 ///
@@ -43,6 +47,7 @@ public:
     [[nodiscard]] bool matches(std::string_view name) const;
 
 private:
+    friend class checkpoint::SortedNames;
     struct Rule {
         enum class Kind { glob, prefix } kind;
         std::string text;

@@ -1,31 +1,22 @@
 // Lists tensors and their aliases as one list of names.
 #include "checkpoint/all_names.hpp"
 
+#include "checkpoint/origin.hpp"
+#include "checkpoint/sorted_names.hpp"
+
 #include <safemap/advanced/names.hpp>
 
-#include "base/name_index.hpp"
-
-#include <unordered_map>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 
 std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection) {
-    std::unordered_map<std::string_view, const AliasGroup*, NameHash> groups;
-    for (const AliasGroup& group : checkpoint.aliases())
-        if (!group.empty()) groups.emplace(group.front(), &group);
-
+    if (auto found = checkpoint::Origin::sorted_names(checkpoint).find(checkpoint, selection)) return *std::move(found);
     std::vector<NamedTensor> names;
     names.reserve(checkpoint.size());
-    const auto add = [&](std::string_view name, std::size_t tensor) {
+    checkpoint::for_each_name(checkpoint, [&](std::string_view name, std::size_t tensor, bool) {
         if (selection.matches(name)) names.push_back({name, tensor});
-    };
-    for (std::size_t i = 0; i < checkpoint.size(); ++i) {
-        const std::string& name = checkpoint.tensor(i).name();
-        add(name, i);
-        const auto group = groups.find(name);
-        if (group == groups.end()) continue;
-        for (std::size_t k = 1; k < group->second->size(); ++k) add((*group->second)[k], i);
-    }
+    });
     return names;
 }
 

@@ -250,6 +250,10 @@ const std::vector<std::string>& Origin::lost_without_structure(const Checkpoint&
     return checkpoint.state_->contents.lost_without_structure;
 }
 
+const checkpoint::SortedNames& Origin::sorted_names(const Checkpoint& checkpoint) noexcept {
+    return checkpoint.state_->sorted_names;
+}
+
 Checkpoint Origin::of(const Checkpoint& checkpoint) {
     return checkpoint.state_->origin ? Checkpoint(checkpoint.state_->origin) : checkpoint;
 }

@@ -13,6 +13,8 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
+class SortedNames;
+
 /// The origin of a checkpoint, and the parts of its state that other layers need.
 struct Origin {
     /// Returns the places of the storages of a `.pt`: everything that torch saves of tensors, including storages that
@@ -21,6 +23,7 @@ struct Origin {
     static const std::vector<StoragePlace>& storages(const Checkpoint& checkpoint) noexcept;
     /// Returns the same as safemap::lost_without_structure().
     static const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
+    static const SortedNames& sorted_names(const Checkpoint& checkpoint) noexcept;
 
     /// Returns `checkpoint` as it was before every select() and renamed().
     static Checkpoint of(const Checkpoint& checkpoint);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/name_index.hpp"
+#include "checkpoint/sorted_names.hpp"
 #include "state/contents.hpp"
 
 #include <safemap/advanced/names.hpp>
@@ -50,6 +51,7 @@ public:
     std::uint64_t total_bytes;
     std::vector<LazyTensor> aliases;  // tensors under their other names
     NameIndex names;
+    checkpoint::SortedNames sorted_names;
     std::shared_ptr<const State> origin;  // state before every select() and renamed(); null if there was none
     std::vector<std::uint32_t> numbers;   // by tensor number in `origin`
 
