@@ -37,62 +37,53 @@ template <Use::Links Use::*links> bool Policy::Heap<links>::goes_before(const Us
     return of_a != of_b ? of_a < of_b : a.came_ > b.came_;
 }
 
+/// Puts the child of the higher rank first. Returns false if the rank of the entry stays as it is.
+template <Use::Links Use::*links> bool Policy::Heap<links>::order_children(Use& use) noexcept {
+    Links& of = use.*links;
+    if (rank_of(of.next) < rank_of(of.other)) std::swap(of.next, of.other);
+    const unsigned rank = rank_of(of.other) + 1;
+    if (of.rank == rank) return false;
+    of.rank = rank & 63U;
+    return true;
+}
+
+/// Joins two heaps, of which one may be empty. Goes no deeper than their two ranks.
 template <Use::Links Use::*links> Use* Policy::Heap<links>::join(Use* a, Use* b) noexcept {
+    if (a == nullptr || b == nullptr) return a != nullptr ? a : b;
     if (goes_before(*b, *a)) std::swap(a, b);
     Links& above = a->*links;
-    Links& below = b->*links;
-    below.before = a;
-    below.next = above.child;
-    if (above.child != nullptr) (above.child->*links).before = b;
-    above.child = b;
+    above.other = join(above.other, b);
+    (above.other->*links).before = a;
+    order_children(*a);
     return a;
 }
 
-template <Use::Links Use::*links> Use* Policy::Heap<links>::join_all(Use* first) noexcept {
-    // Two by two from the front, and then all of these from the back.
-    Use* pairs = nullptr;
-    while (first != nullptr) {
-        Use* const second = (first->*links).next;
-        Use* const rest = second != nullptr ? (second->*links).next : nullptr;
-        Use* const pair = second != nullptr ? join(first, second) : first;
-        (pair->*links).next = pairs;
-        pairs = pair;
-        first = rest;
-    }
-    Use* all = nullptr;
-    while (pairs != nullptr) {
-        Use* const rest = (pairs->*links).next;
-        all = all != nullptr ? join(all, pairs) : pairs;
-        pairs = rest;
-    }
-    if (all != nullptr) (all->*links).before = (all->*links).next = nullptr;
-    return all;
-}
-
 template <Use::Links Use::*links> void Policy::Heap<links>::push(Use& use, std::uint64_t key) noexcept {
-    use.*links = {key, nullptr, nullptr, nullptr};
-    root_ = root_ != nullptr ? join(root_, &use) : &use;
+    use.*links = {};
+    (use.*links).set_key(key);
+    (use.*links).rank = 1;
+    root_ = join(root_, &use);
+    (root_->*links).before = nullptr;
 }
 
 template <Use::Links Use::*links> void Policy::Heap<links>::remove(Use& use) noexcept {
-    Links& of = use.*links;
-    Use* const below = join_all(std::exchange(of.child, nullptr));
-    if (root_ == &use) {
+    const Links& of = use.*links;
+    Use* const below = join(of.next, of.other);
+    if (below != nullptr) (below->*links).before = of.before;
+    if (of.before == nullptr) {
         root_ = below;
         return;
     }
     Links& before = of.before->*links;
-    (before.child == &use ? before.child : before.next) = of.next;
-    if (of.next != nullptr) (of.next->*links).before = of.before;
-    of.before = of.next = nullptr;
-    if (below != nullptr) root_ = join(root_, below);
+    (before.next == &use ? before.next : before.other) = below;
+    for (Use* at = of.before; at != nullptr && order_children(*at);) at = (at->*links).before;
 }
 
 // The list
 
 template <Use::Links Use::*links> void Policy::List<links>::push(Use& use) noexcept {
     Links& of = use.*links;
-    of.child = of.next = nullptr;
+    of.next = nullptr;
     of.before = back_;
     (back_ != nullptr ? (back_->*links).next : front_) = &use;
     back_ = &use;
@@ -109,8 +100,9 @@ template <Use::Links Use::*links> void Policy::List<links>::remove(Use& use) noe
 
 // Arrivals and departures
 
-Policy::Policy(std::uint64_t budget) noexcept
+Policy::Policy(std::uint64_t budget, std::size_t most_looks) noexcept
     : budget_(budget),
+      most_looks_(most_looks),
       units_per_byte_(units_of_budget / static_cast<double>(std::max<std::uint64_t>(budget, 1))),
       window_target_(budget / 2) {}
 
@@ -171,24 +163,24 @@ void Policy::stays(Use& use) noexcept {
 
 // Searches
 
-/// Puts some of the refused entries back. Returns the number of the others.
-std::size_t Policy::begin_search() noexcept {
+/// Puts some of the refused entries back. The others are not seen yet.
+Policy::Search Policy::begin_search() noexcept {
     for (std::size_t left = std::min(asked_again, refused_.size()); left > 0; --left) {
         Use& use = *refused_.front();
         refused_.remove(use);
         put_back(use);
     }
-    return refused_.size();
+    return {refused_.size(), most_looks_, most_looks_, most_looks_};
 }
 
-/// Takes the entry that goes next out of its part. The refused ones come last: `unseen` of them are left.
-Use* Policy::take_next(std::uint64_t coming, std::size_t& unseen) noexcept {
-    Use* oldest = oldest_of_window();
-    while (oldest != nullptr && window_bytes_ + coming > window_target_) {
+/// Takes the entry that goes next out of its part. The refused ones come last.
+Use* Policy::take_next(std::uint64_t coming, Search& search) noexcept {
+    Use* oldest = oldest_of_window(search.window_looks);
+    for (; oldest != nullptr && window_bytes_ + coming > window_target_ && search.moves > 0; --search.moves) {
         move_to_main(*oldest, std::max({window_target_, in_use_, coming}));
-        oldest = oldest_of_window();
+        oldest = oldest_of_window(search.window_looks);
     }
-    Use* next = least_of_main();
+    Use* next = least_of_main(search.main_looks);
     if (next != nullptr) {
         remove_from_main(*next);
         next->in_window_ = false;
@@ -196,8 +188,8 @@ Use* Policy::take_next(std::uint64_t coming, std::size_t& unseen) noexcept {
         next = oldest;
         window_.remove(*next);
         next->in_window_ = true;
-    } else if (unseen > 0) {
-        --unseen;
+    } else if (search.unseen > 0) {
+        --search.unseen;
         next = refused_.front();
         refused_.remove(*next);
     } else {
@@ -230,19 +222,21 @@ void Policy::note_loss(const Use& use) noexcept {
 
 // The two parts
 
-Use* Policy::oldest_of_window() noexcept {
-    for (;;) {
+/// Returns the entry whose last use is the oldest, as far as `looks` at uses show, which it subtracts.
+Use* Policy::oldest_of_window(std::size_t& looks) noexcept {
+    for (;; --looks) {
         Use* const top = window_.top();
-        if (top == nullptr || top->used() <= top->turn_.key) return top;
+        if (top == nullptr || looks == 0 || top->used() <= top->turn_.key) return top;
         window_.remove(*top);
         window_.push(*top, top->used());
     }
 }
 
-Use* Policy::least_of_main() noexcept {
-    for (;;) {
+/// Returns the entry with the least worth, as far as `looks` at uses show, which it subtracts.
+Use* Policy::least_of_main(std::size_t& looks) noexcept {
+    for (;; --looks) {
         Use* const top = main_.top();
-        if (top == nullptr) return nullptr;
+        if (top == nullptr || looks == 0) return top;
         if (top->uses_.load(std::memory_order_relaxed) - top->counted_ <= top->uncounted_) return top;
         remove_from_main(*top);
         if (top->is_extra_) look_at_extra(*top);
@@ -324,13 +318,16 @@ void Policy::add_to_rival(Use& use, std::uint64_t time) noexcept {
     use.in_rival_ = true;
     rival_bytes_ += use.bytes_;
     rival_.push(use, time);
-    while (rival_bytes_ > budget_) {
+    for (std::size_t looks = most_looks_; rival_bytes_ > budget_;) {
         Use& top = *rival_.top();
-        if (const std::uint64_t used = top.used(); used > top.rival_.key) {
+        const std::uint64_t used = std::max<std::uint64_t>(top.used(), top.rival_.key);
+        if (used > top.rival_.key && looks > 0) {
+            --looks;
             rival_.remove(top);
             rival_.push(top, used);
             continue;
         }
+        top.rival_.set_key(used);
         leave_rival(top);
         if (top.where_ == Where::absent) continue;
         top.is_extra_ = true;

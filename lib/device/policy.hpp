@@ -48,12 +48,15 @@ private:
 
     enum class Where : std::uint8_t { absent, window, main, refused, chosen };
 
-    /// Links in a heap, or in a list, which uses no `key` and no `child`.
+    /// Links in a heap, or in a list, which uses no `key` and no `rank`.
     struct Links {
-        std::uint64_t key = 0;
-        Use* child = nullptr;
-        Use* next = nullptr;
-        Use* before = nullptr;  // the sibling before it; in a heap, the parent of a first child
+        std::uint64_t key : 58 = 0;  // times and worths are less: a budget that arrives takes about 2^20
+        std::uint64_t rank : 6 = 0;  // nodes from here to the nearest missing child
+        Use* before = nullptr;       // in a heap, the parent
+        Use* next = nullptr;         // in a heap, the child of the higher rank
+        Use* other = nullptr;        // in a heap, the other child
+
+        void set_key(std::uint64_t to) noexcept { key = to & (~std::uint64_t{} >> 6); }
     };
 
     // Written by hits, in any thread.
@@ -76,11 +79,14 @@ private:
     Links rival_ = {};         // in the rival, or among the extra ones
 };
 
-/// Decides which entries go. An arrival, and a search for a victim, take O(log n) for n entries, amortised: each use
-/// between two arrivals, and each refused entry, costs one of these O(log n) once.
+/// Decides which entries go. An arrival, and a search for a victim, take O(log n) for n entries, and as much for each
+/// refused entry and each recorded use that they look at. They look at no more than `most_looks` of these uses in each
+/// part of the cache, so a search after many uses is as quick as any other. What is left then is decided by older uses.
 class Policy {
 public:
-    explicit Policy(std::uint64_t budget) noexcept;
+    static constexpr std::size_t usual_looks = 256;
+
+    explicit Policy(std::uint64_t budget, std::size_t most_looks = usual_looks) noexcept;
     Policy(const Policy&) = delete;
     Policy& operator=(const Policy&) = delete;
 
@@ -112,8 +118,8 @@ public:
     /// is not chosen again. Later searches ask for at most 16 of the skipped entries again before they ask for others.
     template <class CanGo>
     Use* victim(std::uint64_t coming, CanGo&& can_go) noexcept(noexcept(can_go(std::declval<Use&>()))) {
-        for (std::size_t unseen = begin_search();;) {
-            Use* const next = take_next(coming, unseen);
+        for (Search search = begin_search();;) {
+            Use* const next = take_next(coming, search);
             if (next == nullptr) return nullptr;
             if (!can_go(*next)) {
                 refuse(*next);
@@ -133,8 +139,9 @@ private:
     using Links = Use::Links;
     using Where = Use::Where;
 
-    /// A pairing heap: the least key is at the top, and among equals the last arrival. The key of an entry in it may be
-    /// older than its last use. As a use never makes a key less, the top is brought up to date until it is.
+    /// A leftist heap: the least key is at the top, and among equals the last arrival. A step takes O(log n), also
+    /// the first one after many others. The key of an entry may be older than its last use. As a use never makes a key
+    /// less, the top is brought up to date until it is.
     template <Links Use::*links> class Heap {
     public:
         Use* top() const noexcept { return root_; }
@@ -143,8 +150,9 @@ private:
 
     private:
         static bool goes_before(const Use& a, const Use& b) noexcept;
+        static unsigned rank_of(const Use* use) noexcept { return use != nullptr ? (use->*links).rank : 0; }
+        static bool order_children(Use& use) noexcept;
         static Use* join(Use* a, Use* b) noexcept;
-        static Use* join_all(Use* first) noexcept;
 
         Use* root_ = nullptr;
     };
@@ -163,14 +171,20 @@ private:
     };
 
     // Searches.
-    std::size_t begin_search() noexcept;
-    Use* take_next(std::uint64_t coming, std::size_t& unseen) noexcept;
+    struct Search {
+        std::size_t unseen;        // refused entries that it may ask for again
+        std::size_t window_looks;  // uses that it may look at yet
+        std::size_t main_looks;
+        std::size_t moves;  // entries that it may yet move to the main part
+    };
+    Search begin_search() noexcept;
+    Use* take_next(std::uint64_t coming, Search& search) noexcept;
     void refuse(Use& use) noexcept;
     void put_back(Use& use) noexcept;
     void note_loss(const Use& use) noexcept;
     // The two parts.
-    Use* oldest_of_window() noexcept;
-    Use* least_of_main() noexcept;
+    Use* oldest_of_window(std::size_t& looks) noexcept;
+    Use* least_of_main(std::size_t& looks) noexcept;
     void move_to_main(Use& use, std::uint64_t reserve) noexcept;
     void add_to_main(Use& use, std::uint64_t key) noexcept;
     void remove_from_main(Use& use) noexcept;
@@ -182,6 +196,7 @@ private:
     void leave_rival(Use& use) noexcept;
 
     std::uint64_t budget_;
+    std::size_t most_looks_;
     double units_per_byte_;
     std::atomic<std::uint64_t> now_ = 1;
     Heap<& Use::turn_> window_ = {};

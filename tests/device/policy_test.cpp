@@ -196,7 +196,8 @@ std::size_t hits_of_s3_fifo(const Trace& trace, std::size_t fit) {
 /// Decides as Policy does, by looking at all entries each time.
 class Twin {
 public:
-    explicit Twin(std::uint64_t budget, std::size_t count) : budget_(budget), window_(budget / 2), all_(count) {}
+    Twin(std::uint64_t budget, std::size_t count, std::size_t looks)
+        : budget_(budget), looks_(looks), window_(budget / 2), all_(count) {}
 
     std::uint64_t window() const { return window_; }
     void hit(std::size_t at) {
@@ -252,8 +253,9 @@ public:
             put_back(refused_.front());
             refused_.pop_front();
         }
-        for (std::size_t unseen = refused_.size();;) {
-            const std::size_t next = take_next(coming, unseen);
+        std::size_t unseen = refused_.size(), looks = looks_, main_looks = looks_, moves = looks_;
+        for (;;) {
+            const std::size_t next = take_next(coming, unseen, looks, main_looks, moves);
             if (next == none) return none;
             if (can_go(next)) {
                 note_loss(all_[next]);
@@ -307,17 +309,17 @@ private:
         if (!alone) e.worth += static_cast<std::uint64_t>(half_life * std::log2(1 + std::exp2(-apart)));
         e.counted += uses - without;
     }
-    std::size_t oldest() {
-        for (;;) {
+    std::size_t oldest(std::size_t& looks) {
+        for (;; --looks) {
             const std::size_t at = least(&Entry::key, [](const Entry& e) { return e.place == Place::window; });
-            if (at == none || all_[at].used <= all_[at].key) return at;
+            if (at == none || looks == 0 || all_[at].used <= all_[at].key) return at;
             all_[at].key = all_[at].used;
         }
     }
-    std::size_t least_worth() {
-        for (;;) {
+    std::size_t least_worth(std::size_t& looks) {
+        for (;; --looks) {
             const std::size_t at = least(&Entry::key, [](const Entry& e) { return e.place == Place::main; });
-            if (at == none || all_[at].uses - all_[at].counted <= all_[at].uncounted) return at;
+            if (at == none || looks == 0 || all_[at].uses - all_[at].counted <= all_[at].uncounted) return at;
             if (std::ranges::find(extra_, at) != extra_.end()) look(at);
             all_[at].on_trial = false;
             all_[at].uncounted = 0;
@@ -325,9 +327,10 @@ private:
             all_[at].key = all_[at].worth;
         }
     }
-    std::size_t take_next(std::uint64_t coming, std::size_t& unseen) {
-        std::size_t at = oldest();
-        for (; at != none && window_bytes() + coming > window_; at = oldest()) {
+    std::size_t take_next(std::uint64_t coming, std::size_t& unseen, std::size_t& looks, std::size_t& main_looks,
+                          std::size_t& moves) {
+        std::size_t at = oldest(looks);
+        for (; at != none && window_bytes() + coming > window_ && moves > 0; at = oldest(looks), --moves) {
             Entry& e = all_[at];
             const std::uint64_t reserve = std::min(budget_, std::max({window_, in_use_, coming}));
             e.on_trial = main_bytes() + e.bytes > budget_ - reserve;
@@ -337,7 +340,7 @@ private:
             e.uncounted = std::max(e.uses - e.counted, e.on_trial && e.ahead ? 1U : 0U);
             e.key = e.worth;
         }
-        if (const std::size_t worst = least_worth(); worst != none) at = worst;
+        if (const std::size_t worst = least_worth(main_looks); worst != none) at = worst;
         if (at == none && unseen > 0) {
             --unseen;
             at = refused_.front();
@@ -370,11 +373,11 @@ private:
         const auto in_rival = [](const Entry& e) { return e.in_rival; };
         all_[at].in_rival = true;
         all_[at].rival_key = time;
-        while (bytes_of(in_rival) > budget_) {
+        for (std::size_t looks = looks_; bytes_of(in_rival) > budget_;) {
             const std::size_t out = least(&Entry::rival_key, in_rival);
             Entry& e = all_[out];
-            if (e.used > e.rival_key) {
-                e.rival_key = e.used;
+            if (std::exchange(e.rival_key, std::max(e.used, e.rival_key)) < e.used && looks > 0) {
+                --looks;
                 continue;
             }
             e.in_rival = false;
@@ -383,6 +386,7 @@ private:
     }
 
     std::uint64_t budget_;
+    std::size_t looks_;
     std::uint64_t window_;
     std::uint64_t now_ = 1;
     std::uint64_t in_use_ = 0;
@@ -438,9 +442,11 @@ TEST_CASE("Policy: decides as its twin does in random runs with random sizes") {
         const std::uint64_t budget = largest + random.below(largest * count / 2);
         std::vector<std::uint64_t> sizes(count);
         for (auto& size : sizes) size = random.below(largest + 1);
-        Policy policy(budget);
+        // Few looks, so that searches end before they have seen all uses.
+        const std::size_t looks = round % 2 == 0 ? Policy::usual_looks : 1 + random.below(8);
+        Policy policy(budget, looks);
         std::vector<Use> uses(count);
-        Twin twin(budget, count);
+        Twin twin(budget, count, looks);
         const auto number = [&](const Use* use) {
             return use == nullptr ? none : static_cast<std::size_t>(use - uses.data());
         };
