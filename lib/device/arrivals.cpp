@@ -519,9 +519,9 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     Space space = upload.filling.end();
     if (!upload.fault) {
         group->memory = std::move(space.memory);
-        Fences& fences = upload.filling.has_copies() ? group->ready : group->holding->fences;
+        Fences& fences = upload.filling.has_copies() ? group->on_device->ready : group->holding->fences;
         fences.splice(fences.end(), space.fences);
-        group->pending.store(!group->ready.empty(), std::memory_order_relaxed);
+        group->pending.store(!group->on_device->ready.empty(), std::memory_order_relaxed);
         group->word.change(State::arriving, State::resident);
         group->view->uploaded_bytes += group->layout.value_bytes;
         return;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <new>
 #include <numeric>
+#include <span>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -34,12 +35,14 @@ std::span<std::byte> DeviceTensor::host_bytes() const noexcept {
 const DeviceTensor* device::BundleData::find(std::string_view name) const {
     const auto name_of = [&](std::uint32_t i) -> std::string_view { return tensors[i].name(); };
     std::call_once(indexed_, [&] {
-        by_name_.resize(tensors.size());
-        std::iota(by_name_.begin(), by_name_.end(), 0U);
-        std::ranges::sort(by_name_, {}, name_of);
+        auto numbers = std::make_unique<std::uint32_t[]>(tensors.size());
+        std::iota(numbers.get(), numbers.get() + tensors.size(), 0U);
+        std::ranges::sort(std::span(numbers.get(), tensors.size()), {}, name_of);
+        by_name_ = std::move(numbers);
     });
-    const auto at = std::ranges::lower_bound(by_name_, name, {}, name_of);
-    return at != by_name_.end() && name_of(*at) == name ? &tensors[*at] : nullptr;
+    const std::span by_name(by_name_.get(), tensors.size());
+    const auto at = std::ranges::lower_bound(by_name, name, {}, name_of);
+    return at != by_name.end() && name_of(*at) == name ? &tensors[*at] : nullptr;
 }
 
 std::size_t Bundle::size() const noexcept { return data_ ? data_->tensors.size() : 0; }

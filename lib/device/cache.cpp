@@ -38,6 +38,9 @@ constexpr std::uint64_t staging_for_cuda = 128_MiB;
 /// Returns true for the devices of CUDA, which have a bus that is as fast as many readers.
 bool is_cuda(const Device& device) noexcept { return device.stream_kind() == NativeStream::Kind::cuda; }
 
+// A group of more tensors is prepared for its upload when it is made.
+constexpr std::size_t many_tensors = 64;
+
 std::uint64_t choose_staging(const Device& device, const DeviceBudgetOptions& options) {
     if (options.staging_bytes == 0) return is_cuda(device) ? staging_for_cuda : staging_for_others;
     if (options.staging_bytes >= least_staging) return options.staging_bytes;
@@ -133,7 +136,7 @@ std::shared_ptr<const BundleData> Cache::bundle(const std::shared_ptr<View>& vie
                 checked_add(data->device_bytes, group->layout.size).value_or(std::numeric_limits<std::uint64_t>::max());
         }
         const LazyTensor* tensor = &group->layout.tensors[number];
-        if (!moved && tensors[i].name() != tensor->name()) tensor = &data->renamed.emplace_back(std::move(tensors[i]));
+        if (!moved && tensors[i].name() != tensor->name()) tensor = &data->renamed.emplace_front(std::move(tensors[i]));
         data->tensors.push_back(DeviceTensor(*tensor, *group, group->layout.places[number]));
     }
     return data;
@@ -293,7 +296,8 @@ void Cache::stop(View& view) noexcept {
     view.stopped = true;
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups)
-            if (holding->account == &view.account && group->self) trash.groups.push_back(std::move(group->self));
+            if (holding->account == &view.account && group->on_device->self)
+                trash.groups.push_back(std::move(group->on_device->self));
     tier_.end(view);
     evict_all(lock, view);
     // Threads that have ended an upload may still hold its group, and with it the view.
@@ -335,6 +339,12 @@ void Cache::Trash::clear() noexcept {
     copying.clear();
     groups.clear();
     uploads.clear();
+}
+
+Group::Group(std::shared_ptr<View> owner, std::uint64_t order, Layout arranged)
+    : view(std::move(owner)), number(order), layout(std::move(arranged)) {
+    // Under the lock of the cache, this would take too long.
+    if (layout.tensors.size() > many_tensors) prepare(view->sizes);
 }
 
 Group::~Group() {

@@ -11,7 +11,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 std::string digest(Device& device, const DeviceTensor& tensor) {
-    for (const device::Fence& fence : tensor.group_->ready) fence.event->wait();
+    for (const device::Fence& fence : tensor.group_->on_device->ready) fence.event->wait();
     constexpr std::uint64_t block = 8_MiB;
     std::vector<std::byte> buffer(std::min(block, tensor.nbytes()));
     Xxh3 hash;

@@ -12,8 +12,8 @@
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
+#include <forward_list>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -98,13 +98,7 @@ struct Record final : Use {
 /// does not change.
 class Group : public std::enable_shared_from_this<Group> {
 public:
-    Group(std::shared_ptr<View> owner, std::uint64_t order, Layout arranged, std::vector<std::size_t> hashes,
-          const FillSizes& sizes)
-        : view(std::move(owner)),
-          number(order),
-          layout(std::move(arranged)),
-          keys(std::move(hashes)),
-          plan(layout.size <= sizes.most ? FillPlan(layout, sizes.job, sizes.tile) : FillPlan()) {}
+    Group(std::shared_ptr<View> owner, std::uint64_t order, Layout arranged);
     /// Gives the memory back to the cache.
     ~Group();
     Group(const Group&) = delete;
@@ -113,12 +107,30 @@ public:
     const std::shared_ptr<View> view;
     const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
-    const std::vector<std::size_t> keys;  // keys of the tensors in the table of owners
-    const FillPlan plan;                  // empty if the group is larger than the budget
+
+    /// A part that is made for the first upload, and stays: most groups of a large model may never come.
+    struct OnDevice {
+        OnDevice(const Layout& layout, const FillSizes& sizes)
+            : plan(layout.size <= sizes.most ? FillPlan(layout, sizes.job, sizes.tile) : FillPlan()) {}
+
+        const FillPlan plan;  // empty if the group is larger than the budget
+        Record record = {};
+        Fences ready = {};                 // the copies that brought it; set while resident
+        Fences uses = {};                  // the work of callers that used it; set while resident
+        std::shared_ptr<Group> self = {};  // set if a lease never ends: nobody says when the device is done with it
+    };
+    /// Makes `on_device`, if it is not there yet.
+    OnDevice& prepare(const FillSizes& sizes) {
+        if (!on_device) {
+            on_device = std::make_unique<OnDevice>(layout, sizes);
+            counts = &on_device->record;
+        }
+        return *on_device;
+    }
+    std::unique_ptr<OnDevice> on_device = {};
 
     Word word = {};
-    Record record = {};
-    Record* counts = &record;  // the record of its memory: its own, or that of a block; does not change while resident
+    Record* counts = nullptr;  // the record of its memory: its own, or that of a block; does not change while resident
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last lease
     std::uint64_t announced = 0;          // the cache's time of the last prefetch
     /// True while the copies that brought the group may be in progress.
@@ -129,10 +141,6 @@ public:
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
-    Fences ready = {};                          // the copies that brought it; set while resident
-    Fences uses = {};                           // the work of callers that used it; set while resident
-
-    std::shared_ptr<Group> self = {};  // set if a lease never ends: nobody says when the device is done with it
 
     std::shared_ptr<Picture> picture = {};  // if it had room in page-locked memory of the host once
 
@@ -146,7 +154,7 @@ public:
 struct BundleData {
     std::shared_ptr<View> view;
     std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
-    std::deque<LazyTensor> renamed;              // tensors with another name than in their group
+    std::forward_list<LazyTensor> renamed;       // tensors with another name than in their group
     std::vector<DeviceTensor> tensors;           // in the order of the request
     std::uint64_t device_bytes = 0;
 
@@ -155,7 +163,7 @@ struct BundleData {
 
 private:
     mutable std::once_flag indexed_;
-    mutable std::vector<std::uint32_t> by_name_;
+    mutable std::unique_ptr<std::uint32_t[]> by_name_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -355,7 +355,7 @@ void Cache::order(const BundleData& bundle, NativeStream stream, const Request& 
 void Cache::order(Group& group, NativeStream stream, const Request& request) {
     bool all_done = true;
     const auto fault = fault_of(group.layout.tensors.front().name(), [&] {
-        for (const Fence& fence : group.ready) {
+        for (const Fence& fence : group.on_device->ready) {
             if (fence.event->done()) continue;
             if (stream) {
                 all_done = false;
@@ -375,7 +375,7 @@ void Cache::order(Group& group, NativeStream stream, const Request& request) {
 
 bool Cache::is_there(const BundleData& bundle) noexcept {
     const auto is_done = [](const std::shared_ptr<Group>& group) {
-        return !group->pending.load(std::memory_order_acquire) || are_done(group->ready);
+        return !group->pending.load(std::memory_order_acquire) || are_done(group->on_device->ready);
     };
     return std::ranges::all_of(bundle.groups, is_done);
 }
@@ -407,8 +407,8 @@ void Cache::remember_use(const BundleData& bundle, NativeStream stream) {
     // Recorded under the lock: a fence takes the place of an earlier one of the stream, never of a later one.
     const auto event = device_->record(stream);
     for (const auto& group : bundle.groups) {
-        drop_done(group->uses);
-        add(group->uses, {event, stream});
+        drop_done(group->on_device->uses);
+        add(group->on_device->uses, {event, stream});
     }
 }
 
@@ -417,7 +417,7 @@ void Cache::hold(const BundleData& bundle) noexcept {
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
     if (bundle.view->stopping) return;
-    for (const auto& group : bundle.groups) group->self = group;
+    for (const auto& group : bundle.groups) group->on_device->self = group;
 }
 
 void Cache::lease_until_stop(const BundleData& bundle) noexcept {

@@ -89,8 +89,8 @@ private:
 };
 
 void Holding::take_fences(Group& group) noexcept {
-    fences.splice(fences.end(), group.ready);
-    fences.splice(fences.end(), group.uses);
+    fences.splice(fences.end(), group.on_device->ready);
+    fences.splice(fences.end(), group.on_device->uses);
     drop_done(fences);
     group.pending.store(false, std::memory_order_relaxed);
 }
@@ -290,7 +290,7 @@ void Ledger::put(Group& group, Holding& holding, bool demanded) {
 }
 
 void Ledger::add_to_policy(Group& group, Holding& holding, bool demanded) noexcept {
-    Record& record = holding.shared ? holding.block : group.record;
+    Record& record = holding.shared ? holding.block : group.on_device->record;
     if (group.counts != &record) group.counts = &record;  // leases of a resident group read it
     if (holding.record != nullptr) {
         if (demanded) policy_.hit(record);
@@ -306,7 +306,7 @@ Holding* Ledger::detach(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     holding->take_fences(group);
-    group.counts = &group.record;
+    group.counts = &group.on_device->record;
     return holding;
 }
 

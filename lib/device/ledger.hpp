@@ -117,7 +117,9 @@ public:
     /// Makes a group go before all others, until it is used.
     void let_go_first(Group& group) noexcept;
     /// Forgets the uses of a group without memory, which ends.
-    void forget(Group& group) noexcept { policy_.forget(group.record); }
+    void forget(Group& group) noexcept {
+        if (group.on_device) policy_.forget(group.on_device->record);
+    }
     /// Returns the bytes of holdings with a leased group: of an account, or of all others.
     std::uint64_t leased(const Account& account, bool others = false) const noexcept;
     /// Returns the bytes of all resident groups of an account.

@@ -4,6 +4,7 @@
 #include "device/cache.hpp"
 #include "lazy/same_tensor.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -25,7 +26,7 @@ public:
     std::optional<std::uint32_t> find(const LazyTensor& tensor, std::size_t key) const {
         const auto [begin, end] = table_.equal_range(key);
         for (auto entry = begin; entry != end; ++entry)
-            if (entry->second.address == nullptr && SameTensor()(&tensors_[entry->second.tensor], &tensor))
+            if (entry->second.group == nullptr && SameTensor()(&tensors_[entry->second.tensor], &tensor))
                 return entry->second.tensor;
         return std::nullopt;
     }
@@ -34,9 +35,10 @@ public:
         if (tensors_.empty()) {
             tensors_.reserve(expected);
             entries_.reserve(expected);
-            table_.reserve(table_.size() + expected);
+            // Otherwise it grows by itself: reserve() grows by no more than it has to.
+            if (expected > table_.size()) table_.reserve(table_.size() + expected);
         }
-        entries_.push_back(table_.insert({key, {{}, nullptr, number}}));
+        entries_.push_back(table_.insert({key, {nullptr, number}}));
         tensors_.push_back(std::move(tensor));
         return number;
     }
@@ -46,14 +48,10 @@ public:
         at.resize(tensors_.size());
         std::vector<std::uint32_t> from;
         Layout layout = lay_out(std::move(tensors_), from);
-        std::vector<std::size_t> keys;
-        keys.reserve(from.size());
-        for (const std::uint32_t i : from) keys.push_back(entries_[i]->first);
-        auto group =
-            std::make_shared<Group>(view, view->cache->number_group(), std::move(layout), std::move(keys), view->sizes);
+        auto group = std::make_shared<Group>(view, view->cache->number_group(), std::move(layout));
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
-            entries_[from[i]]->second = {group, group.get(), i};
+            entries_[from[i]]->second = {group.get(), i};
         }
         entries_.clear();
         return group;
@@ -95,19 +93,25 @@ Owners::Place Owners::find_known(const LazyTensor& tensor, std::size_t key) cons
     const auto [begin, end] = table_.equal_range(key);
     for (auto entry = begin; entry != end; ++entry) {
         const Owned& owned = entry->second;
-        // The group at this address lives, because its destructor begins with forget().
-        if (owned.address == nullptr || !SameTensor()(&owned.address->layout.tensors[owned.tensor], &tensor)) continue;
-        if (auto group = owned.group.lock()) return {.group = std::move(group), .tensor = owned.tensor};
+        // The destructor of the group begins with forget(), so it waits until this returns.
+        if (owned.group == nullptr || !SameTensor()(&owned.group->layout.tensors[owned.tensor], &tensor)) continue;
+        if (auto group = owned.group->weak_from_this().lock())
+            return {.group = std::move(group), .tensor = owned.tensor};
     }
     return {};
 }
 
 void Owners::forget(const Group& group) noexcept {
     const std::lock_guard lock(mutex_);
-    for (const std::size_t key : group.keys) {
-        const auto [begin, end] = table_.equal_range(key);
-        for (auto entry = begin; entry != end;)
-            entry = entry->second.address == &group ? table_.erase(entry) : std::next(entry);
+    const auto is_of_group = [&](const auto& entry) { return entry.second.group == &group; };
+    try {
+        for (const LazyTensor& tensor : group.layout.tensors) {
+            const auto [begin, end] = table_.equal_range(TensorHash()(&tensor));
+            const auto found = std::find_if(begin, end, is_of_group);
+            if (found != end) table_.erase(found);
+        }
+    } catch (...) {  // a hash may need memory
+        std::erase_if(table_, is_of_group);
     }
 }
 

@@ -37,8 +37,7 @@ public:
 private:
     /// An entry of the table. While own() works, tensors of the new group have no group yet.
     struct Owned {
-        std::weak_ptr<Group> group;
-        const Group* address;
+        Group* group;
         std::uint32_t tensor;
     };
     using Table = std::unordered_multimap<std::size_t, Owned>;  // by TensorHash

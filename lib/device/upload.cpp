@@ -17,7 +17,7 @@ void throw_copy(const std::exception_ptr& fault) {
 }
 
 Upload::Upload(std::shared_ptr<Group> of)
-    : Task(of->plan.jobs()),
+    : Task(of->prepare(of->view->sizes).plan.jobs()),
       cache_(*of->view->cache),
       view(*of->view),
       group(std::move(of)),
@@ -27,10 +27,10 @@ Upload::Upload(std::shared_ptr<Group> of)
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
                                    [&] { return cache_.readers_->help_demand(worker); }};
-    std::exception_ptr failed = fault_of(group->plan.tensor(group->layout, job).name(),
-                                         [&] { filling.fill(group->layout, group->plan, job, worker, taker); });
+    std::exception_ptr failed = fault_of(group->on_device->plan.tensor(group->layout, job).name(),
+                                         [&] { filling.fill(group->layout, group->on_device->plan, job, worker, taker); });
     if (!failed) {
-        left.fetch_sub(group->plan.bytes(job), std::memory_order_relaxed);
+        left.fetch_sub(group->on_device->plan.bytes(job), std::memory_order_relaxed);
         return true;
     }
     note(std::move(failed));
@@ -98,7 +98,7 @@ void Upload::finish() noexcept {
         };
     const Device::Lane lane = demanded ? Device::Lane::demand : Device::Lane::bulk;
     if (picture && !picture->is_whole && wanted)
-        attempt([&] { filling.copy_picture(group->plan.tiled(group->layout), lane); });
+        attempt([&] { filling.copy_picture(group->on_device->plan.tiled(group->layout), lane); });
     attempt([&] { filling.record(lane, hook); });
     if (failed) cache_.note_failure(failed);
     left.store(0, std::memory_order_relaxed);  // there is padding

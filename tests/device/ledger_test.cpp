@@ -38,8 +38,9 @@ public:
         std::vector<LazyTensor> tensors;
         tensors.emplace_back("t", safemap::stored_run(Dtype::u8, {size}, source_, 0));
         std::vector<std::uint32_t> from;
-        groups_.push_back(std::make_unique<Group>(nullptr, ++made_, safemap::device::lay_out(std::move(tensors), from),
-                                                  std::vector<std::size_t>(), safemap::device::FillSizes{}));
+        groups_.push_back(
+            std::make_unique<Group>(nullptr, ++made_, safemap::device::lay_out(std::move(tensors), from)));
+        groups_.back()->prepare({});
         return *groups_.back();
     }
     std::vector<Group*> make(std::initializer_list<std::uint64_t> sizes) {
