@@ -10,14 +10,18 @@
 
 #include <benchmark/benchmark.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -118,7 +122,87 @@ void count_in_threads(benchmark::State& state) {
     state.SetItemsProcessed(state.iterations());
 }
 
+/// The same while an order is followed. If the order does not fit, half of it stays, and a lease tells where it is.
+void acquire_planned(benchmark::State& state) {
+    constexpr std::size_t count = 64;
+    Bundles bundles(count, 64, state.range(0) != 0 ? 1_MiB : 64 * count / 2);
+    const UploadOrder order = bundles.uploader.follow(bundles.all);
+    for (int round = 0; round < 2; ++round)
+        for (const Bundle& bundle : bundles.all) static_cast<void>(bundles.uploader.acquire(bundle));
+    // Slots have bundles from the beginning of the order now, or from its end.
+    const auto middle = std::span(bundles.all).subspan(count / 2);
+    const auto stays =
+        std::ranges::find_if(middle, [&](const Bundle& one) { return bundles.uploader.try_acquire(one).has_value(); });
+    if (stays == middle.end()) return state.SkipWithError("no bundle stays");
+    for (int next = 0; next < 4; ++next) {  // slots get the bundles that come after it
+        static_cast<void>(bundles.uploader.acquire(*stays));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    repeat(state, 1, [&](std::size_t) { benchmark::DoNotOptimize(bundles.uploader.acquire(*stays)); });
+}
+
 // ---- Planning and bringing
+
+/// Makes a bundle of each tensor. Reports the bytes of memory that each takes.
+void plan_each(benchmark::State& state) {
+    const auto count = static_cast<std::size_t>(state.range(0));
+    const auto checkpoint = small_tensors(count);
+    std::vector<Bundle> bundles(count);
+    double bytes = 0;
+    for (auto _ : state) {
+        state.PauseTiming();
+        {
+            Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 1_GiB});
+            const auto before = static_cast<double>(::mallinfo2().uordblks);
+            state.ResumeTiming();
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::span one(&checkpoint.tensor(i), 1);
+                bundles[i] = uploader.bundle(one);
+            }
+            state.PauseTiming();
+            bytes = (static_cast<double>(::mallinfo2().uordblks) - before) / static_cast<double>(count);
+            for (Bundle& bundle : bundles) bundle = {};
+        }
+        state.ResumeTiming();
+    }
+    state.counters["bytes"] = bytes;
+}
+
+/// Makes the bundle of a layer of nine tensors, among many.
+void plan_layer(benchmark::State& state) {
+    std::vector<made::Item> items;
+    const auto layers = static_cast<std::size_t>(state.range(0)) / 9;
+    for (std::size_t i = 0; i < 9 * layers; ++i)
+        items.emplace_back("model.layers." + std::to_string(i / 9) + ".part." + std::to_string(i % 9), 16);
+    const std::string header = made::header_of(items);
+    std::vector<std::byte> file(header.size() + 16 * items.size());
+    std::memcpy(file.data(), header.data(), header.size());
+    Uploader uploader(Device::open("host"), Checkpoint::open(memory_source("model.safetensors", std::move(file))));
+    std::vector<Bundle> bundles;
+    const auto plan_next = [&] {
+        bundles.push_back(
+            uploader.bundle(Selection::prefix("model.layers." + std::to_string(bundles.size() % layers))));
+        if (bundles.back().size() != 9) state.SkipWithError("the bundle has other tensors");
+    };
+    for (int i = 0; i < 20; ++i) plan_next();  // the names are sorted meanwhile
+    for (auto _ : state) plan_next();
+}
+
+/// Acquires an absent bundle after each of the others was used since it left.
+void miss_after_hits(benchmark::State& state) {
+    const auto count = static_cast<std::size_t>(state.range(0));
+    Bundles bundles(count + 1, 8, 8 * count);  // a budget so small that each bundle has memory of its own
+    for (const Bundle& bundle : bundles.all) static_cast<void>(bundles.uploader.acquire(bundle));
+    for (auto _ : state) {
+        state.PauseTiming();
+        const Bundle* absent = nullptr;
+        for (const Bundle& bundle : bundles.all)
+            if (!bundles.uploader.try_acquire(bundle)) absent = &bundle;
+        state.ResumeTiming();
+        if (absent == nullptr) return state.SkipWithError("all bundles are there");
+        benchmark::DoNotOptimize(bundles.uploader.acquire(*absent));
+    }
+}
 
 void plan(benchmark::State& state) {
     const auto count = static_cast<std::size_t>(state.range(0));
@@ -179,9 +263,23 @@ void copy(benchmark::State& state) {
 BENCHMARK(acquire_resident)->Name("acquire/resident");
 BENCHMARK(try_acquire_resident)->Name("try_acquire/resident");
 BENCHMARK(acquire_name)->Name("acquire/name")->ArgName("names")->Arg(723)->Arg(75'000);
+BENCHMARK(acquire_planned)->Name("acquire/planned")->ArgName("fits")->Arg(1)->Arg(0);
 BENCHMARK(acquire_in_threads)->Name("acquire/resident")->ThreadRange(1, 4)->Threads(16)->UseRealTime();
 BENCHMARK(count_in_threads)->Name("counters/own")->ThreadRange(1, 4)->Threads(16)->UseRealTime();
 BENCHMARK(plan)->Name("bundle")->ArgName("tensors")->Arg(75'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(plan_each)->Name("bundle/each")->ArgName("tensors")->Arg(75'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(plan_layer)
+    ->Name("bundle/layer")
+    ->ArgName("tensors")
+    ->Arg(75'000)
+    ->Iterations(8000)
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK(miss_after_hits)
+    ->Name("acquire/miss_after_hits")
+    ->ArgName("bundles")
+    ->Arg(75'000)
+    ->Iterations(10)
+    ->Unit(benchmark::kMicrosecond);
 BENCHMARK(bring)
     ->Name("acquire/bring")
     ->ArgName("bytes")
