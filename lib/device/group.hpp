@@ -118,6 +118,7 @@ public:
         Fences ready = {};                 // the copies that brought it; set while resident
         Fences uses = {};                  // the work of callers that used it; set while resident
         std::shared_ptr<Group> self = {};  // set if a lease never ends: nobody says when the device is done with it
+        std::shared_ptr<Picture> picture = {};  // if it had room in page-locked memory of the host once
     };
     /// Makes `on_device`, if it is not there yet.
     OnDevice& prepare(const FillSizes& sizes) {
@@ -141,8 +142,6 @@ public:
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
-
-    std::shared_ptr<Picture> picture = {};  // if it had room in page-locked memory of the host once
 
     // Decisions of a plan.
     Hosting hosting = Hosting::by_policy;

@@ -20,8 +20,9 @@ void wait_until_done(const LaneEvents& copies) noexcept {
 
 std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, std::vector<Spare>& leaving) {
     if (budget_ == 0) return nullptr;
-    if (!group.picture) group.picture = std::make_shared<Picture>(group);
-    Picture& picture = *group.picture;
+    const std::shared_ptr<Picture>& found = group.on_device->picture;
+    if (!found) group.on_device->picture = std::make_shared<Picture>(group);
+    Picture& picture = *found;
     if (picture.is_used) return nullptr;
     if (picture.is_whole) {
         policy_.hit(picture);
@@ -39,7 +40,7 @@ std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, std::vector
         pictures_.push_back(&picture);
     }
     picture.is_used = true;
-    return group.picture;
+    return found;
 }
 
 /// Counts the bytes of a picture that came. Moves to `leaving` what has to be freed for that, or a spare of its size.
@@ -86,9 +87,9 @@ void HostTier::refuse(Picture& picture) noexcept {
 }
 
 void HostTier::forget(Group& group) noexcept {
-    if (!group.picture) return;
-    remove(*group.picture);
-    policy_.forget(*group.picture);
+    if (!group.on_device || !group.on_device->picture) return;
+    remove(*group.on_device->picture);
+    policy_.forget(*group.on_device->picture);
 }
 
 void HostTier::end(const View& view) noexcept {
