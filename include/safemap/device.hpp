@@ -36,6 +36,16 @@ public:
     /// Returns true if DeviceQueue::map() gives the host this memory itself. Then an Uploader reads files directly into
     /// the memory of a bundle that shares it with no other one.
     virtual bool can_be_mapped() const noexcept { return false; }
+
+    /// Returns true for memory of Device::reserve(), which decommit() and commit() may be called for.
+    virtual bool can_decommit() const noexcept { return false; }
+    /// Gives the memory back to the device, and keeps its addresses. The caller makes sure that no work which uses the
+    /// memory is in progress. Does nothing without memory. Throws invalid_argument unless can_decommit(), and
+    /// device_failed. One thread at a time calls this and commit().
+    virtual void decommit();
+    /// Allocates the memory at its addresses; its contents are undefined. Does nothing if it is there. Throws
+    /// invalid_argument unless can_decommit(), out_of_memory, and device_failed.
+    virtual void commit();
 };
 
 /// A stream of the caller: a queue in which a program puts its kernels. Safemap orders its copies before and after
@@ -93,6 +103,11 @@ public:
     /// Allocates `size` bytes on the device; the result has exactly this size(). The memory is aligned for every use:
     /// to 256 bytes, if `size` is 256 or more; a cl_mem, as the device aligns any type of OpenCL. Throws out_of_memory.
     [[nodiscard]] virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
+    /// Reserves addresses for memory, which DeviceMemory::commit() allocates. The size() of the result is `size`,
+    /// rounded up to a multiple of what the device allocates at once: that is reserve(1)->size(). Throws out_of_memory,
+    /// and invalid_argument with the reason if the device has no addresses without memory. This implementation always
+    /// does.
+    [[nodiscard]] virtual std::shared_ptr<DeviceMemory> reserve(std::uint64_t size);
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     [[nodiscard]] virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
 

@@ -55,6 +55,8 @@ static_assert(equal(CuResult::captured_event, CUDA_ERROR_CAPTURED_EVENT));
 static_assert(equal(CuResult::stream_capture_wrong_thread, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));
 static_assert(equal(CuResult::unknown, CUDA_ERROR_UNKNOWN));
 static_assert(equal(CuDeviceAttribute::max_pitch, CU_DEVICE_ATTRIBUTE_MAX_PITCH));
+static_assert(equal(CuDeviceAttribute::virtual_memory_supported,
+                    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
 static_assert(equal(CuDeviceAttribute::memory_pools_supported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED));
 static_assert(equal(CuCaptureMode::global, CU_STREAM_CAPTURE_MODE_GLOBAL));
 static_assert(equal(CuCaptureMode::thread_local_mode, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
@@ -93,6 +95,18 @@ static_assert(offsetof(CuPoolProperties, security_attributes) == offsetof(CUmemP
 static_assert(equal(CuPoolProperties().allocation_type, CU_MEM_ALLOCATION_TYPE_PINNED));
 static_assert(equal(CuPoolProperties().handle_types, CU_MEM_HANDLE_TYPE_NONE));
 static_assert(equal(CuPoolProperties().location_type, CU_MEM_LOCATION_TYPE_DEVICE));
+
+static_assert(sizeof(CuMemoryProperties) == sizeof(CUmemAllocationProp));
+static_assert(offsetof(CuMemoryProperties, handle_types) == offsetof(CUmemAllocationProp, requestedHandleTypes));
+static_assert(offsetof(CuMemoryProperties, location.type) == offsetof(CUmemAllocationProp, location.type));
+static_assert(offsetof(CuMemoryProperties, location.id) == offsetof(CUmemAllocationProp, location.id));
+static_assert(offsetof(CuMemoryProperties, handle_data) == offsetof(CUmemAllocationProp, win32HandleMetaData));
+static_assert(offsetof(CuMemoryProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
+static_assert(sizeof(CuMemoryAccess) == sizeof(CUmemAccessDesc));
+static_assert(offsetof(CuMemoryAccess, location) == offsetof(CUmemAccessDesc, location));
+static_assert(offsetof(CuMemoryAccess, flags) == offsetof(CUmemAccessDesc, flags));
+static_assert(equal(CuMemoryAccess().flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+static_assert(equal(cu_granularity_minimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 
 }  // namespace
 }  // namespace safemap::SAFEMAP_ABI::drivers

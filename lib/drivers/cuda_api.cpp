@@ -11,6 +11,11 @@ bool CudaApi::has_pools() const noexcept {
            cuMemAllocFromPoolAsync && cuMemFreeAsync;
 }
 
+bool CudaApi::has_virtual_memory() const noexcept {
+    return cuMemGetAllocationGranularity && cuMemAddressReserve && cuMemAddressFree && cuMemCreate && cuMemRelease &&
+           cuMemMap && cuMemUnmap && cuMemSetAccess;
+}
+
 std::string CudaApi::text(CuResult result) const {
     const char* name = nullptr;
     if (cuGetErrorName(result, &name) != CuResult::success || name == nullptr)

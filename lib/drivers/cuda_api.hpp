@@ -50,8 +50,9 @@ using CuContext = struct CuContextObject*;
 using CuStream = struct CuStreamObject*;
 using CuEvent = struct CuEventObject*;
 using CuMemoryPool = struct CuMemoryPoolObject*;
+using CuMemoryHandle = unsigned long long;  ///< physical memory, which has no address
 
-enum class CuDeviceAttribute : int { max_pitch = 11, memory_pools_supported = 115 };
+enum class CuDeviceAttribute : int { max_pitch = 11, virtual_memory_supported = 102, memory_pools_supported = 115 };
 enum class CuCaptureMode : int { global = 0, thread_local_mode = 1, relaxed = 2 };
 enum class CuCaptureStatus : int { none = 0, active = 1, invalidated = 2 };
 enum class CuMemoryType : int { host = 1, device = 2 };
@@ -94,8 +95,31 @@ struct CuPoolProperties {
     unsigned char reserved[54] = {};
 };
 
-// X(name in the library, whether it is required, parameters). The pools came with CUDA 11.2; the others are older than
-// all drivers that are supported.
+/// CUmemLocation
+struct CuMemoryLocation {
+    int type = 1;  ///< a device
+    int id = 0;    ///< its number
+};
+
+/// CUmemAllocationProp. The defaults are memory of device 0, which no other process can open.
+struct CuMemoryProperties {
+    int allocation_type = 1;  ///< pinned: the only one there is
+    int handle_types = 0;
+    CuMemoryLocation location = {};
+    void* handle_data = nullptr;
+    unsigned char flags[8] = {};
+};
+
+/// CUmemAccessDesc
+struct CuMemoryAccess {
+    CuMemoryLocation location = {};
+    int flags = 3;  ///< reads and writes
+};
+
+constexpr int cu_granularity_minimum = 0;
+
+// X(name in the library, whether it is required, parameters). The pools came with CUDA 11.2, and virtual memory with
+// 10.2; the others are older than all drivers that are supported.
 #define SAFEMAP_CUDA_FUNCTIONS(X)                                                                                  \
     X(cuInit, true, (unsigned flags))                                                                              \
     X(cuGetErrorName, true, (CuResult result, const char** name))                                                  \
@@ -134,7 +158,19 @@ struct CuPoolProperties {
     X(cuMemPoolGetAttribute, false, (CuMemoryPool pool, CuPoolAttribute attribute, void* value))                   \
     X(cuMemPoolTrimTo, false, (CuMemoryPool pool, std::size_t keep))                                               \
     X(cuMemAllocFromPoolAsync, false, (CuPointer * address, std::size_t size, CuMemoryPool pool, CuStream stream)) \
-    X(cuMemFreeAsync, false, (CuPointer address, CuStream stream))
+    X(cuMemFreeAsync, false, (CuPointer address, CuStream stream))                                                 \
+    X(cuMemGetAllocationGranularity, false,                                                                        \
+      (std::size_t * granularity, const CuMemoryProperties* properties, int which))                                \
+    X(cuMemAddressReserve, false,                                                                                  \
+      (CuPointer * address, std::size_t size, std::size_t alignment, CuPointer wanted, unsigned long long flags))  \
+    X(cuMemAddressFree, false, (CuPointer address, std::size_t size))                                              \
+    X(cuMemCreate, false,                                                                                          \
+      (CuMemoryHandle * handle, std::size_t size, const CuMemoryProperties* properties, unsigned long long flags)) \
+    X(cuMemRelease, false, (CuMemoryHandle handle))                                                                \
+    X(cuMemMap, false,                                                                                             \
+      (CuPointer address, std::size_t size, std::size_t offset, CuMemoryHandle handle, unsigned long long flags))  \
+    X(cuMemUnmap, false, (CuPointer address, std::size_t size))                                                    \
+    X(cuMemSetAccess, false, (CuPointer address, std::size_t size, const CuMemoryAccess* access, std::size_t count))
 
 /// Pointers to the functions of a driver.
 struct CudaApi {
@@ -144,6 +180,8 @@ struct CudaApi {
 
     /// Returns true if the driver has the functions of memory pools.
     bool has_pools() const noexcept;
+    /// Returns true if the driver has the functions of virtual memory.
+    bool has_virtual_memory() const noexcept;
     /// Returns a description of an error: "CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)".
     std::string text(CuResult result) const;
 };

@@ -65,6 +65,24 @@ void CudaContext::make_pool() {
     require(api_.cuMemPoolSetAttribute(pool_, CuPoolAttribute::release_threshold, &threshold), "cuMemPoolSetAttribute");
 }
 
+std::uint64_t CudaContext::granularity() {
+    int supported = 0;
+    if (api_.has_virtual_memory()) {
+        const auto attribute = CuDeviceAttribute::virtual_memory_supported;
+        const CuResult known = api_.cuDeviceGetAttribute(&supported, attribute, device_);
+        if (known != CuResult::invalid_value) check(known, "cuDeviceGetAttribute");
+    }
+    if (supported == 0)
+        throw Error(Errc::invalid_argument, "the device '" + name() +
+                                                "' cannot keep addresses: its driver has no virtual memory "
+                                                "management (cuMemMap)");
+    std::size_t granularity = 0;
+    const CuMemoryProperties properties{.location = location()};
+    check(api_.cuMemGetAllocationGranularity(&granularity, &properties, cu_granularity_minimum),
+          "cuMemGetAllocationGranularity");
+    return granularity;
+}
+
 CudaContext::~CudaContext() {
     if (context_ == nullptr || is_child() || (opened_ && is_lost())) return;
     const auto give_back = [this] {

@@ -29,6 +29,11 @@ public:
     CuStream side_stream() const noexcept { return side_; }
     /// Returns the pool of the device memory, or null if the driver has no pools.
     CuMemoryPool pool() const noexcept { return pool_; }
+    /// Returns the memory that reserved addresses get.
+    CuMemoryLocation location() const noexcept { return {.id = device_}; }
+    /// Returns the bytes of which memory at reserved addresses is a multiple. Throws invalid_argument if the driver or
+    /// the device has no virtual memory.
+    std::uint64_t granularity();
     std::uint64_t max_pitch() const noexcept { return max_pitch_; }
     std::uint64_t total_memory() const noexcept { return total_memory_; }
 

@@ -32,6 +32,9 @@ public:
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override {
         return std::make_shared<CudaMemory>(context_, size);
     }
+    std::shared_ptr<DeviceMemory> reserve(std::uint64_t size) override {
+        return std::make_shared<CudaReserved>(context_, size);
+    }
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
         return std::make_shared<CudaStaging>(context_, size);
     }

@@ -37,6 +37,15 @@ std::byte* map_touched(std::uint64_t size) {
     return bytes;
 }
 
+[[noreturn]] void throw_out_of_memory(CudaContext& context, std::uint64_t size) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    const CuResult result = context.api().cuMemGetInfo_v2(&free, &total);
+    context.check(result, "cuMemGetInfo");
+    throw Error(Errc::out_of_memory, "the device '" + context.name() + "' has no memory for " + bytes_text(size) +
+                                         "; " + std::to_string(free) + " of " + bytes_text(total) + " are free");
+}
+
 }  // namespace
 
 CudaMemory::CudaMemory(std::shared_ptr<CudaContext> context, std::uint64_t size)
@@ -45,9 +54,9 @@ CudaMemory::CudaMemory(std::shared_ptr<CudaContext> context, std::uint64_t size)
     if (size == 0) return;
     const CudaEntry entry(*context_);
     // Drivers have other errors for sizes that no device has.
-    if (size > context_->total_memory()) throw_out_of_memory();
+    if (size > context_->total_memory()) throw_out_of_memory(*context_, size);
     const CuResult result = allocate();
-    if (result == CuResult::out_of_memory) throw_out_of_memory();
+    if (result == CuResult::out_of_memory) throw_out_of_memory(*context_, size);
     context_->check(result, context_->pool() == nullptr ? "cuMemAlloc" : "cuMemAllocFromPoolAsync");
 }
 
@@ -70,15 +79,6 @@ CuResult CudaMemory::allocate() {
     }
     if (result == CuResult::success) synchronize();
     return result;
-}
-
-void CudaMemory::throw_out_of_memory() const {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    const CuResult result = context_->api().cuMemGetInfo_v2(&free, &total);
-    context_->check(result, "cuMemGetInfo");
-    throw Error(Errc::out_of_memory, "the device '" + context_->name() + "' has no memory for " + bytes_text(size_) +
-                                         "; " + std::to_string(free) + " of " + bytes_text(total) + " are free");
 }
 
 CudaMemory::~CudaMemory() {
@@ -104,6 +104,63 @@ void CudaMemory::free() {
 }
 
 void* CudaMemory::handle() const noexcept { return std::bit_cast<void*>(address_); }
+
+CudaReserved::CudaReserved(std::shared_ptr<CudaContext> context, std::uint64_t size)
+    : context_(std::move(context)), size_(size) {
+    const CudaEntry entry(*context_);
+    const std::uint64_t granularity = context_->granularity();
+    if (size == 0) return;
+    if (size > context_->total_memory()) throw_out_of_memory(*context_, size);
+    size_ = (size + granularity - 1) / granularity * granularity;
+    require(context_->api().cuMemAddressReserve(&address_, size_, 0, 0, 0), "cuMemAddressReserve");
+}
+
+CudaReserved::~CudaReserved() {
+    if (address_ == 0 || context_->is_lost()) return;
+    try {
+        decommit();
+        const CudaEntry entry(*context_);
+        context_->check(context_->api().cuMemAddressFree(address_, size_), "cuMemAddressFree");
+    } catch (const std::exception&) {  // the context knows of the failure
+    }
+}
+
+void* CudaReserved::handle() const noexcept { return std::bit_cast<void*>(address_); }
+
+void CudaReserved::require(CuResult result, const char* call) const {
+    if (result == CuResult::out_of_memory) throw_out_of_memory(*context_, size_);
+    context_->check(result, call);
+}
+
+void CudaReserved::commit() {
+    const CudaEntry entry(*context_);
+    if (size_ == 0 || committed_) return;
+    require(map(), "cuMemMap");
+    const CuMemoryAccess access{.location = context_->location()};
+    const CuResult result = context_->api().cuMemSetAccess(address_, size_, &access, 1);
+    if (result == CuResult::success) return;
+    if (result == CuResult::out_of_memory || is_about_the_call(result)) decommit();
+    require(result, "cuMemSetAccess");
+}
+
+/// Maps new memory. The mapping keeps the memory, so its handle is not needed any more.
+CuResult CudaReserved::map() {
+    const CudaApi& api = context_->api();
+    const CuMemoryProperties properties{.location = context_->location()};
+    CuMemoryHandle memory = 0;
+    require(api.cuMemCreate(&memory, size_, &properties, 0), "cuMemCreate");
+    const CuResult mapped = api.cuMemMap(address_, size_, 0, memory, 0);
+    committed_ = mapped == CuResult::success;
+    context_->check(api.cuMemRelease(memory), "cuMemRelease");
+    return mapped;
+}
+
+void CudaReserved::decommit() {
+    const CudaEntry entry(*context_);
+    if (!committed_) return;
+    context_->check(context_->api().cuMemUnmap(address_, size_), "cuMemUnmap");
+    committed_ = false;
+}
 
 CudaStaging::CudaStaging(std::shared_ptr<CudaContext> context, std::uint64_t size)
     : context_(std::move(context)), size_(size) {

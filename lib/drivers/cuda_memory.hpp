@@ -23,11 +23,33 @@ public:
 private:
     CuResult allocate();
     void free();
-    [[noreturn]] void throw_out_of_memory() const;
 
     const std::shared_ptr<CudaContext> context_;
     const std::uint64_t size_;
     CuPointer address_ = 0;
+};
+
+/// Memory that comes and goes at addresses that stay.
+class CudaReserved final : public DeviceMemory {
+public:
+    /// Has no memory at first. Throws out_of_memory, and invalid_argument as CudaContext::granularity().
+    CudaReserved(std::shared_ptr<CudaContext> context, std::uint64_t size);
+    ~CudaReserved() override;
+    std::uint64_t size() const noexcept override { return size_; }
+    void* handle() const noexcept override;
+    bool can_decommit() const noexcept override { return true; }
+    void decommit() override;
+    void commit() override;
+
+private:
+    /// Throws out_of_memory, or as CudaContext::check().
+    void require(CuResult result, const char* call) const;
+    CuResult map();
+
+    const std::shared_ptr<CudaContext> context_;
+    std::uint64_t size_;
+    CuPointer address_ = 0;
+    bool committed_ = false;
 };
 
 /// Memory that a caller allocated, and frees.

@@ -95,6 +95,13 @@ void DeviceQueue::run(const std::function<void(NativeStream)>& work) {
     work({});
 }
 
+void DeviceMemory::decommit() { throw Error(Errc::invalid_argument, "the memory has no reserved addresses"); }
+void DeviceMemory::commit() { throw Error(Errc::invalid_argument, "the memory has no reserved addresses"); }
+
+std::shared_ptr<DeviceMemory> Device::reserve(std::uint64_t) {
+    throw Error(Errc::invalid_argument,
+                "the device " + safemap::quoted(name()) + " cannot keep addresses: it has no addresses without memory");
+}
 std::shared_ptr<DeviceMemory> Device::borrow(void*, std::uint64_t) {
     throw Error(Errc::invalid_argument, "the device " + safemap::quoted(name()) + " takes no memory of callers");
 }

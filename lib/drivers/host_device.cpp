@@ -72,6 +72,47 @@ private:
     Block block_;
 };
 
+/// Memory that comes and goes at addresses that stay.
+class HostReserved final : public DeviceMemory {
+public:
+    explicit HostReserved(std::uint64_t size) {
+        const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+        const auto rounded = checked_add(size, page - 1);
+        if (!rounded) throw_out_of_memory(size);
+        size_ = *rounded / page * page;
+        if (size == 0) return;
+        data_ = map_memory(size_);
+        if (data_ == nullptr) throw_out_of_memory(size);
+        decommit();
+    }
+    ~HostReserved() override {
+        if (data_ != nullptr) ::munmap(data_, size_);
+    }
+    std::uint64_t size() const noexcept override { return size_; }
+    void* handle() const noexcept override { return data_; }
+    std::span<std::byte> host_bytes() const noexcept override { return {data_, size_}; }
+    bool can_decommit() const noexcept override { return true; }
+    void decommit() override { exchange_pages(PROT_NONE, MAP_NORESERVE); }
+    void commit() override {
+        if (is_committed_) return;
+        exchange_pages(PROT_READ | PROT_WRITE, 0);
+        ::madvise(data_, size_, MADV_HUGEPAGE);
+    }
+
+private:
+    /// Puts new pages, which are not touched, in the place of those that are there.
+    void exchange_pages(int access, int flags) {
+        if (size_ == 0) return;
+        const int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | flags;
+        if (::mmap(data_, size_, access, fixed, -1, 0) == MAP_FAILED) throw_out_of_memory(size_);
+        is_committed_ = access != PROT_NONE;
+    }
+
+    std::uint64_t size_ = 0;
+    std::byte* data_ = nullptr;
+    bool is_committed_ = false;
+};
+
 /// Memory of the caller.
 class BorrowedMemory final : public DeviceMemory {
 public:
@@ -147,6 +188,7 @@ public:
     }
 
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override { return std::make_shared<HostMemory>(size); }
+    std::shared_ptr<DeviceMemory> reserve(std::uint64_t size) override { return std::make_shared<HostReserved>(size); }
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
         return std::make_shared<HostStaging>(size);
     }

@@ -24,15 +24,16 @@ public:
     bool is_real() const { return is_real_() != 0; }
     /// Forgets everything. No device may be open.
     void reset() { reset_(); }
-    /// Sets "devices", "memory" (bytes of each), "max_pitch", "pools" (0: not supported), "lockable" (bytes of host
-    /// memory that can be registered) or "lag" (queries of each event that are answered with "not ready").
+    /// Sets "devices", "memory" (bytes of each), "max_pitch", "pools" (0: not supported), "virtual_memory" (0: not
+    /// supported), "granularity" (bytes; not on a real GPU), "lockable" (bytes of host memory that can be registered)
+    /// or "lag" (queries of each event that are answered with "not ready").
     void set(const char* option, std::uint64_t value) {
         if (set_(option, value) == 0) throw std::invalid_argument(option);
     }
     /// Returns a counter: "calls", the name of a function, "copies", "copied_bytes", "allocations", "live_allocations",
     /// "live_memory", "peak_memory", "registrations", "live_registrations", "registered_bytes", "live_events",
-    /// "live_streams", "live_pools", "reserved" (bytes of pools), "retained" (contexts) or "contexts_here" (current on
-    /// this thread).
+    /// "live_streams", "live_pools", "live_handles", "live_reservations", "reserved" (bytes of pools), "retained"
+    /// (contexts) or "contexts_here" (current on this thread).
     std::uint64_t get(const char* counter) const { return get_(counter); }
     /// Returns the number of objects of any kind that exist: "live".
     std::uint64_t live() const { return get("live"); }

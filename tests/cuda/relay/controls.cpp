@@ -95,6 +95,7 @@ int stub_set(const char* option, std::uint64_t value) {
     else if (name == "memory") options.memory = value;
     else if (name == "max_pitch") options.max_pitch = value;
     else if (name == "pools") options.pools = value;
+    else if (name == "virtual_memory") options.virtual_memory = value;
     else if (name == "lockable") options.lockable = value;
     else if (name == "lag") options.lag = value;
     else return 0;

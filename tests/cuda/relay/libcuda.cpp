@@ -51,8 +51,10 @@ CuResult cuDeviceGetAttribute(int* value, CuDeviceAttribute attribute, CuDevice 
         const bool is_pitch = attribute == CuDeviceAttribute::max_pitch && options.max_pitch.has_value();
         const bool has_no_pools = attribute == CuDeviceAttribute::memory_pools_supported && options.pools == 0;
         if (is_pitch) *value = static_cast<int>(*options.max_pitch);
-        if (has_no_pools) *value = 0;
-        if (is_pitch || has_no_pools) return CuResult::success;
+        const bool has_no_virtual_memory =
+            attribute == CuDeviceAttribute::virtual_memory_supported && options.virtual_memory == 0;
+        if (has_no_pools || has_no_virtual_memory) *value = 0;
+        if (is_pitch || has_no_pools || has_no_virtual_memory) return CuResult::success;
     }
     return SAFEMAP_RELAY_FORWARD(cuDeviceGetAttribute, value, attribute, device);
 }

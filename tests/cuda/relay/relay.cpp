@@ -12,12 +12,14 @@ struct Leftovers {
     std::map<CuEvent, std::uint64_t> events;
     std::map<CuMemoryPool, Pool> pools;
     std::map<CuPointer, Allocation> allocations;
+    std::map<CuPointer, std::size_t> reservations;
+    std::map<CuMemoryHandle, Physical> physical;
     std::map<void*, std::size_t> registrations;
     std::map<int, std::uint64_t> retained;
 
     bool empty() const {
-        return streams.empty() && events.empty() && pools.empty() && allocations.empty() && registrations.empty() &&
-               retained.empty();
+        return streams.empty() && events.empty() && pools.empty() && allocations.empty() && reservations.empty() &&
+               physical.empty() && registrations.empty() && retained.empty();
     }
 };
 
@@ -29,6 +31,8 @@ Leftovers take_leftovers() {
     left.events.swap(all.events);
     left.pools.swap(all.pools);
     left.allocations.swap(all.allocations);
+    left.reservations.swap(all.reservations);
+    left.physical.swap(all.physical);
     left.registrations.swap(all.registrations);
     left.retained.swap(all.retained);
     return left;
@@ -39,7 +43,12 @@ void give_back(const Leftovers& left) {
     const Entry entry;
     for (const Stream& stream : left.streams)
         if (!stream.destroyed && !wait_for_stream(stream.handle)) complain("a stream does not end");
-    for (const auto& [address, allocation] : left.allocations) SAFEMAP_RELAY_FORWARD(cuMemFree_v2, address);
+    for (const auto& [address, allocation] : left.allocations)
+        if (allocation.mapped) SAFEMAP_RELAY_FORWARD(cuMemUnmap, address, allocation.size);
+        else SAFEMAP_RELAY_FORWARD(cuMemFree_v2, address);
+    for (const auto& [handle, memory] : left.physical)
+        if (memory.has_handle) SAFEMAP_RELAY_FORWARD(cuMemRelease, handle);
+    for (const auto& [address, size] : left.reservations) SAFEMAP_RELAY_FORWARD(cuMemAddressFree, address, size);
     for (const auto& [pool, about] : left.pools) SAFEMAP_RELAY_FORWARD(cuMemPoolDestroy, pool);
     for (const auto& [event, lag] : left.events) SAFEMAP_RELAY_FORWARD(cuEventDestroy_v2, event);
     for (const Stream& stream : left.streams)

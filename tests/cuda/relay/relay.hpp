@@ -142,6 +142,15 @@ struct Allocation {
     std::size_t size = 0;
     int device = 0;
     CuMemoryPool pool = nullptr;
+    bool mapped = false;  ///< mapped at addresses that stay
+};
+
+/// Memory from cuMemCreate(). It exists as long as it has a handle or a mapping.
+struct Physical {
+    std::size_t size = 0;
+    int device = 0;
+    bool has_handle = true;
+    std::optional<CuPointer> mapped_at = {};
 };
 
 struct Stream {
@@ -157,6 +166,7 @@ struct Options {
     std::optional<std::uint64_t> memory;         ///< with it, the relay answers how much memory is free
     std::optional<std::uint64_t> max_pitch;      ///< otherwise that of the real device
     std::uint64_t pools = 1;                     ///< 0: memory pools are not supported
+    std::uint64_t virtual_memory = 1;            ///< 0: not supported
     std::uint64_t lockable = ~std::uint64_t{0};  ///< bytes of host memory that can be registered
     std::uint64_t lag = 0;                       ///< queries of each event that are answered with "not ready"
 };
@@ -183,6 +193,8 @@ struct State : Ledger {
     std::map<CuEvent, std::uint64_t> events;  ///< queries that are still answered with "not ready"
     std::map<CuMemoryPool, Pool> pools;
     std::map<CuPointer, Allocation> allocations;
+    std::map<CuPointer, std::size_t> reservations;
+    std::map<CuMemoryHandle, Physical> physical;
     std::map<void*, std::size_t> registrations;
 
     /// Returns a stream that exists, or null. Default streams have none.

@@ -17,6 +17,8 @@ std::uint64_t* option_of(const std::string& name) {
     if (name == "memory") return &options.memory;
     if (name == "max_pitch") return &options.max_pitch;
     if (name == "pools") return &options.pools;
+    if (name == "virtual_memory") return &options.virtual_memory;
+    if (name == "granularity") return &options.granularity;
     if (name == "lockable") return &options.lockable;
     if (name == "lag") return &options.lag;
     return nullptr;
@@ -60,6 +62,8 @@ void stub_reset() {
     all.pools.clear();
     all.allocations.clear();
     all.freed.clear();
+    all.reservations.clear();
+    all.physical.clear();
     all.registrations.clear();
     all.host_reads.clear();
     all.host = {};

@@ -26,6 +26,7 @@ constexpr std::array error_texts = {
     ErrorText{CuResult::no_device, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     ErrorText{CuResult::invalid_context, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     ErrorText{CuResult::invalid_handle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    ErrorText{CuResult::not_supported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     ErrorText{CuResult::illegal_address, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     ErrorText{CuResult::launch_failed, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     ErrorText{CuResult::unknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
@@ -88,8 +89,10 @@ CuResult cuDeviceGetName(char* name, int size, CuDevice device) {
 
 CuResult cuDeviceGetAttribute(int* value, CuDeviceAttribute attribute, CuDevice) {
     SAFEMAP_STUB_ENTER(cuDeviceGetAttribute, Call::nothing);
-    const bool pitch = attribute == CuDeviceAttribute::max_pitch;
-    *value = static_cast<int>(pitch ? all.options.max_pitch : all.options.pools);
+    const std::uint64_t answer = attribute == CuDeviceAttribute::max_pitch                  ? all.options.max_pitch
+                                 : attribute == CuDeviceAttribute::virtual_memory_supported ? all.options.virtual_memory
+                                                                                            : all.options.pools;
+    *value = static_cast<int>(answer);
     return CuResult::success;
 }
 

@@ -186,8 +186,15 @@ std::shared_ptr<Allocation> holder_of(const Area& area, const char* call) {
     auto at = all.allocations.upper_bound(area.begin);
     if (at != all.allocations.begin() && std::prev(at)->second->address + std::prev(at)->second->size >= area.end()) {
         const auto& allocation = std::prev(at)->second;
+        if (!allocation->accessible) all.find(std::string(call) + " uses memory without access");
         if (!allocation->freed) return allocation;
         all.find(std::string(call) + " uses memory that was freed");
+        return nullptr;
+    }
+    const auto reserved = all.reservations.upper_bound(area.begin);
+    if (reserved != all.reservations.begin() &&
+        std::prev(reserved)->first + std::prev(reserved)->second.size >= area.end()) {
+        all.find(std::string(call) + " uses addresses without memory");
         return nullptr;
     }
     all.find(std::string(call) + " reaches outside device memory");

@@ -67,8 +67,25 @@ struct Allocation {
     int device = 0;
     Pool* pool = nullptr;
     bool freed = false;
-    std::vector<std::byte> storage;
-    std::vector<Access> accesses;
+    bool accessible = true;                ///< false: mapped, and cuMemSetAccess() was not called
+    std::shared_ptr<void> addresses = {};  ///< keeps the addresses of mapped memory
+    std::vector<std::byte> storage = {};
+    std::vector<Access> accesses = {};
+};
+
+/// Addresses, and the memory that is mapped there.
+struct Reservation {
+    std::size_t size = 0;
+    std::shared_ptr<void> bytes = {};
+    CuMemoryHandle handle = 0;  ///< 0: no memory
+};
+
+/// Memory from cuMemCreate(). It exists as long as it has a handle or a mapping.
+struct Physical {
+    std::size_t size = 0;
+    int device = 0;
+    bool has_handle = true;
+    std::size_t mappings = 0;
 };
 
 struct Operation {
@@ -107,7 +124,9 @@ struct Options {
     std::uint64_t devices = 1;
     std::uint64_t memory = std::uint64_t{1} << 32;
     std::uint64_t max_pitch = 2147483647;
-    std::uint64_t pools = 1;                     ///< 0: memory pools are not supported
+    std::uint64_t pools = 1;           ///< 0: memory pools are not supported
+    std::uint64_t virtual_memory = 1;  ///< 0: not supported
+    std::uint64_t granularity = std::uint64_t{1} << 21;
     std::uint64_t lockable = ~std::uint64_t{0};  ///< bytes of host memory that can be registered
     std::uint64_t lag = 0;                       ///< queries of each event that are answered with "not ready"
 };
@@ -134,6 +153,9 @@ struct State : Ledger {
     std::set<Pool*> pools;
     std::map<std::uintptr_t, std::shared_ptr<Allocation>> allocations;
     std::deque<std::uintptr_t> freed;  ///< their memory stays for a while, so that a late access is found
+    std::map<std::uintptr_t, Reservation> reservations;
+    std::map<CuMemoryHandle, Physical> physical;
+    CuMemoryHandle last_handle = 0;
     std::map<std::uintptr_t, std::size_t> registrations;
     std::vector<Access> host_reads;
     Moment host;  ///< the work that the host knows to be done
