@@ -53,6 +53,14 @@ struct UploadOptions {
     /// blocks come faster that way. Set it to false if other processes read the same files and want them cached.
     bool direct_reads = true;
 
+    // Options of addresses.
+    /// If true, bundles come back after sleep() at the addresses that they had, so CUDA graphs that use them stay
+    /// valid. Uploader::sleep() has the promise. Memory then comes in multiples of Device::reserve(1)->size(), which is
+    /// 2 MiB on GPUs of NVIDIA and a page on `host`. All of them count against the budget, so bundles of more than 256
+    /// KiB, which do not share memory, should be large. Addresses without memory count nothing. Throws invalid_argument
+    /// if the device cannot keep addresses: one of OpenCL, or of a CUDA driver without virtual memory management.
+    bool keep_addresses = false;
+
     /// Called each time after tensors were copied to the device, to repack or quantise them where they are. What the
     /// function puts into `stream` happens after their copies, and before the work of those that lease them. The stream
     /// is the uploader's own, and the device's CUDA context is current. Without a stream (the device has none, or the
@@ -189,6 +197,12 @@ public:
     /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the order. Copies
     /// nothing: the files are the backup, and what the host tier has. Returns the bytes on the device that leases keep.
     /// Tensors can be acquired meanwhile.
+    ///
+    /// With UploadOptions::keep_addresses, each bundle that this takes from the device comes next at the address that
+    /// it had, whether wake(), acquire() or a prefetch brings it, and however often sleep() is called before it comes.
+    /// Then it is a bundle like any other: if it makes way for others later, it may come back elsewhere. So CUDA graphs
+    /// that use it may be launched after wake() when it is acquired again. Excluded are bundles that share a slot of an
+    /// order before or after, and those whose last handle ends.
     std::uint64_t sleep();
     /// Starts to upload what sleep() took from the device, in the order that is followed, then in that in which the
     /// bundles were made, and returns at once.

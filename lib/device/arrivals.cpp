@@ -170,11 +170,13 @@ void Cache::settle(Account& account, std::span<Group* const> groups, std::span<c
     Holding* block = nullptr;  // a new one for the small groups
     const auto holding_of = [&](const Group& group, std::uint32_t slot) -> Holding& {
         const std::uint64_t size = group.layout.size;
+        const Account::Place* const place = account.place_of(group);
         if (slot != no_slot) {
             Holding* const there = account.slot(slot);
             return there != nullptr ? *there : ledger_.add(account, account.slots[slot].bytes, false, slot);
         }
-        if (!account.shares(size)) return ledger_.add(account, size, false);
+        if (place != nullptr) return ledger_.holding_at(account, place->range);
+        if (!account.shares(size)) return ledger_.add(account, account.rounded(size), false);
         if (Holding* const open = account.open_block(size)) return *open;
         if (block == nullptr || !block->has_room(size)) {
             block = &ledger_.add(account, account.next_block(size, in_blocks), true);
@@ -331,6 +333,12 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
     if (upload.cancelled) return true;
     upload.providing = true;
     Holding& holding = *upload.group->holding;
+    // At addresses that are kept, a cancelled upload of the same group may still write to its place.
+    while (holding.writers > 0 && !holding.range.expired()) {
+        if (!is_wanted(request)) return false;
+        wait_for_change(lock, request);
+        if (upload.cancelled) return true;
+    }
     if (!holding.memory && !get_memory(lock, upload, request)) return false;
     if (upload.cancelled) return true;
     space.memory = holding.memory;
@@ -392,26 +400,39 @@ void Cache::end_picture(Upload& upload, bool is_whole) noexcept {
 bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     Holding& holding = *upload.group->holding;
     const std::uint64_t size = holding.size;
-    Space space = heap_.take(size);
-    while (!space && !heap_.fits(size)) {
+    const std::shared_ptr<AddressRange> range = holding.range.lock();
+    const bool is_reserved = holding.account->granularity > 0;
+    Space space = heap_.take(size, range.get(), is_reserved);
+    while (!space && !(heap_.fits(size) && (!range || range->is_empty()))) {
         if (!is_wanted(request)) return false;
-        if (Space old = heap_.take_to_free(size)) free(lock, std::move(old), next_look(request));
+        Space old = heap_.fits(size) ? Space() : heap_.take_to_free(size);
+        if (old) free(lock, std::move(old), next_look(request));
         else wait_for_change(lock, request);
         // Another upload into the same block may have been faster.
         if (upload.cancelled || holding.memory) return true;
+        if (range) space = heap_.take(size, range.get(), is_reserved);
     }
     if (!space) {
         heap_.coming(size);
+        if (range) range->busy = true;
+        const auto end_commit = [&](bool committed) {
+            if (!range) return;
+            range->busy = false;
+            range->committed = committed;
+        };
         lock.unlock();
         try {
-            space.memory = allocate(size, upload);
+            space.memory = allocate(size, upload, range.get());
         } catch (...) {
             lock.lock();
+            end_commit(false);
             heap_.gone(size);
             changed_.notify_all();
             throw;
         }
         lock.lock();
+        end_commit(space.memory != nullptr);
+        space.range = range;
     }
     if (!space.memory) {
         heap_.gone(size);
@@ -429,12 +450,16 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     return true;
 }
 
-/// Allocates device memory, unless the upload is cancelled before its turn. If the device is full, frees what is kept,
-/// and tries once more.
-std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload) {
-    const auto allocate_in_turn = [&] {
+/// Allocates device memory, at addresses that are kept or at others, unless the upload is cancelled before its turn. If
+/// the device is full, frees what is kept, and tries once more.
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload, const AddressRange* range) {
+    const auto allocate_in_turn = [&]() -> std::shared_ptr<DeviceMemory> {
         const Turn turn(*this, upload);
-        return turn.has_come() ? device_->allocate(size) : nullptr;
+        if (!turn.has_come()) return nullptr;
+        if (upload.view.account.granularity == 0) return device_->allocate(size);
+        auto memory = range != nullptr ? range->memory : device_->reserve(size);
+        memory->commit();
+        return memory;
     };
     try {
         return allocate_in_turn();
@@ -456,19 +481,34 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& 
 }
 
 /// Frees memory that belongs to no holding, when nothing uses it any more. Releases the lock meanwhile. It counts until
-/// it is free. Returns false, and keeps it, if it is in use until the deadline.
+/// it is free. Returns false, and keeps it, if it is in use until the deadline. Addresses that are kept stay.
 bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
     const std::uint64_t size = space.memory->size();
     ++freeing_;
+    if (const auto range = space.range.lock()) range->busy = true;
     lock.unlock();
     const bool is_idle = wait_until_done(space.fences, deadline);
-    if (is_idle) space.memory.reset();
+    if (is_idle) give_back(space);
     lock.lock();
     --freeing_;
+    if (const auto range = space.range.lock()) {
+        range->busy = false;
+        range->committed = !is_idle;
+    }
     if (is_idle) heap_.gone(size);
     else heap_.keep(std::move(space));
     changed_.notify_all();
     return is_idle;
+}
+
+/// Frees memory; without its addresses, if they are kept.
+void Cache::give_back(Space& space) noexcept {
+    try {
+        if (const auto range = space.range.lock()) space.memory->decommit();
+    } catch (...) {
+        note_failure(std::current_exception());
+    }
+    space.memory.reset();
 }
 
 void Cache::free_kept(Lock& lock) noexcept {
@@ -505,6 +545,7 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
 
 void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     const auto group = upload.group;
+    decltype(Account::places)::node_type place;  // its end may free memory
     Trash trash;
     const std::lock_guard lock(mutex_);
     uploads_.erase(upload.place);
@@ -518,6 +559,7 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     const auto self = std::move(group->upload);  // the caller has it, too
     Space space = upload.filling.end();
     if (!upload.fault) {
+        place = upload.view.account.places.extract(group.get());
         group->memory = std::move(space.memory);
         Fences& fences = upload.filling.has_copies() ? group->on_device->ready : group->holding->fences;
         fences.splice(fences.end(), space.fences);

@@ -60,6 +60,11 @@ std::uint64_t choose_cap(const Cache& cache, const UploadOptions& options) {
     return options.device_budget > 0 ? std::min(options.device_budget, cache.budget()) : cache.budget();
 }
 
+/// Throws invalid_argument if addresses have to stay, and the device cannot keep them.
+std::uint64_t choose_granularity(const Cache& cache, const UploadOptions& options) {
+    return options.keep_addresses ? cache.device()->reserve(1)->size() : 0;
+}
+
 }  // namespace
 
 Cache::Cache(std::shared_ptr<Device> device, const DeviceBudgetOptions& options, std::shared_ptr<Readers> readers)
@@ -106,7 +111,7 @@ void Cache::start(const View& view) {
 
 View::View(std::shared_ptr<Cache> of, const UploadOptions& options, const PathRules& rules)
     : cache(std::move(of)),
-      account(choose_cap(*cache, options)),
+      account(choose_cap(*cache, options), choose_granularity(*cache, options)),
       sizes{.job = cache->staging_.buffer_bytes(),
             .tile = std::min(largest_tile, cache->staging_.buffer_bytes()),
             .most = account.cap},
@@ -222,7 +227,9 @@ std::uint64_t Cache::sleep(View& view) {
             if (auto shared = group->weak_from_this().lock()) view.asleep.push_back(std::move(shared));
         }
     std::ranges::sort(view.asleep, {}, &Group::number);
+    if (view.account.granularity > 0) ledger_.keep_places(view.account);
     evict_all(lock, view);
+    std::erase_if(view.account.places, [](const auto& one) { return one.first->word.state() == State::resident; });
     return view.account.allocated;
 }
 
@@ -285,6 +292,7 @@ void Cache::stop(View& view) noexcept {
     if (is_forked()) return;
     Groups asleep;
     std::shared_ptr<Plan> plan;
+    decltype(Account::places) places;
     Trash trash;
     Lock lock(mutex_);
     view.stopping = true;
@@ -294,6 +302,7 @@ void Cache::stop(View& view) noexcept {
     cancel_if(lock, view, trash, [](const Upload&) { return true; });
     if (plan) end_slots(view, *plan);  // so that their memory is freed, that of leases when these end
     view.stopped = true;
+    places.swap(view.account.places);
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups)
             if (holding->account == &view.account && group->on_device->self)
@@ -309,8 +318,10 @@ void Cache::stop(View& view) noexcept {
 void Cache::forget(Group& group) noexcept {
     if (is_forked()) return;
     group.view->owners.forget(group);
+    decltype(Account::places)::node_type place;  // its end may free memory
     Lock lock(mutex_);
     tier_.forget(group);
+    place = group.view->account.places.extract(&group);
     if (group.holding == nullptr) return ledger_.forget(group);
     Holding* const empty = ledger_.take_out(group);
     ledger_.forget(group);

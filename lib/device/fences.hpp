@@ -18,10 +18,13 @@ struct Fence {
 /// A list, because lists are joined without allocating.
 using Fences = std::list<Fence>;
 
+struct AddressRange;
+
 /// Device memory, and what still reads or writes it.
 struct Space {
     std::shared_ptr<DeviceMemory> memory = {};
     Fences fences = {};
+    std::weak_ptr<AddressRange> range = {};  // the groups that its addresses are kept for, if any
 
     explicit operator bool() const noexcept { return memory != nullptr; }
 };

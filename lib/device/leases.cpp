@@ -329,6 +329,7 @@ void Cache::refuse(const BundleData& bundle) const {
     const Account& account = bundle.view->account;
     const std::uint64_t needed = bundle.device_bytes;
     std::string text = bytes_text(needed) + " needed at once, ";
+    if (account.granularity > 0) text += "in multiples of " + bytes_text(account.granularity) + ", ";
     if (needed <= account.cap) text += bytes_text(ledger_.leased(account)) + " already leased, ";
     const std::uint64_t elsewhere = ledger_.leased(account, true);
     if (elsewhere > 0) text += bytes_text(elsewhere) + " leased by other uploaders, ";

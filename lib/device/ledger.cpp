@@ -42,7 +42,8 @@ public:
         if (holding.size == 0 || holding.writers > 0) return false;
         const bool is_own = holding.account == &account_;
         if (!is_own && !reach_.demanded) return false;
-        if (holding.account->open == &holding && !reach_.open_blocks) return false;
+        const bool is_open = holding.account->open == &holding || !holding.range.expired();
+        if (is_open && !reach_.open_blocks) return false;
         const bool is_slot = holding.slot != no_slot;
         if (is_slot && !reach_.demanded) return false;
         if (is_slot && is_own && std::ranges::count(reach_.slots, holding.slot) > 0) return false;
@@ -95,14 +96,26 @@ void Holding::take_fences(Group& group) noexcept {
     group.pending.store(false, std::memory_order_relaxed);
 }
 
-Account::Account(std::uint64_t most) noexcept
+Account::Account(std::uint64_t most, std::uint64_t unit) noexcept
     : cap(most),
+      granularity(unit),
       small(most < least_budget_for_blocks ? 0 : std::min(most_small, most / 64)),
       most_in_block(std::min(largest_block, most / 16)) {}
 
 std::uint64_t Account::next_block(std::uint64_t size, std::uint64_t so_far) const noexcept {
     // Blocks double the bytes of all blocks, so that a few small groups do not claim a large one.
-    return std::clamp(padded(so_far), std::max(first_block, padded(size)), most_in_block);
+    return rounded(std::clamp(padded(so_far), std::max(first_block, padded(size)), most_in_block));
+}
+
+std::uint64_t Account::rounded(std::uint64_t size) const noexcept {
+    if (granularity == 0) return size;
+    const auto more = checked_add(size, granularity - 1);
+    return more ? *more / granularity * granularity : std::numeric_limits<std::uint64_t>::max();
+}
+
+const Account::Place* Account::place_of(const Group& group) const noexcept {
+    const auto found = places.find(&group);
+    return found == places.end() ? nullptr : &found->second;
 }
 
 std::uint64_t Account::claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> into,
@@ -113,6 +126,7 @@ std::uint64_t Account::claims_of(std::span<Group* const> groups, std::span<const
     std::uint64_t left_open = open == nullptr || !uses_open ? 0 : open->size - open->given;
     std::uint64_t left_last = 0;
     std::uint64_t so_far = in_blocks;
+    std::vector<const AddressRange*> ranges;
     const auto claim = [&](std::uint64_t size) {
         claims = checked_add(claims, size).value_or(std::numeric_limits<std::uint64_t>::max());
     };
@@ -122,8 +136,15 @@ std::uint64_t Account::claims_of(std::span<Group* const> groups, std::span<const
             if (slot(into[i]) == nullptr) claim(slots[into[i]].bytes);
             continue;
         }
+        if (const Place* const place = place_of(*groups[i])) {
+            const AddressRange* const range = place->range.get();
+            if (std::ranges::find(ranges, range) != ranges.end()) continue;
+            ranges.push_back(range);
+            if (range->holding == nullptr || !uses_open) claim(range->memory->size());
+            continue;
+        }
         if (!shares(size)) {
-            claim(size);
+            claim(rounded(size));
             continue;
         }
         if (size > left_open && size > left_last) {
@@ -262,6 +283,29 @@ Holding& Ledger::add(Account& account, std::uint64_t size, bool shared, std::uin
     return holding;
 }
 
+Holding& Ledger::holding_at(Account& account, const std::shared_ptr<AddressRange>& range) {
+    if (range->holding != nullptr) return *range->holding;
+    Holding& holding = add(account, range->memory->size(), range->shared);
+    holding.given = range->given;
+    holding.range = range;
+    range->holding = &holding;
+    return holding;
+}
+
+void Ledger::keep_places(Account& account) {
+    for (const auto& holding : holdings_) {
+        if (holding->account != &account || !holding->memory || holding->slot != no_slot) continue;
+        auto range = holding->range.lock();
+        if (!range)
+            range = std::make_shared<AddressRange>(AddressRange{.memory = holding->memory, .shared = holding->shared});
+        range->holding = holding.get();
+        holding->range = range;
+        for (const Group* const group : holding->groups)
+            if (group->word.state() == Word::State::resident)
+                account.places.insert_or_assign(group, Account::Place{range, group->offset});
+    }
+}
+
 void Ledger::provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept {
     holding.memory = std::move(memory);
     Account& account = *holding.account;
@@ -271,7 +315,7 @@ void Ledger::provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noe
 
 void Ledger::set_slots(Account& account, const std::vector<std::uint64_t>& bytes) {
     std::vector<Account::Slot> made(bytes.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) made[i].bytes = bytes[i];
+    for (std::size_t i = 0; i < bytes.size(); ++i) made[i].bytes = account.rounded(bytes[i]);
     for (const Account::Slot& slot : account.slots) {
         if (slot.holding == nullptr) continue;
         slot.holding->slot = no_slot;
@@ -284,8 +328,10 @@ void Ledger::put(Group& group, Holding& holding, bool demanded) {
     holding.groups.push_back(&group);
     ++groups_;
     group.holding = &holding;
-    group.offset = holding.given;
-    if (holding.shared) holding.given = std::min(holding.size, holding.given + padded(group.layout.size));
+    const Account::Place* const place = holding.slot == no_slot ? holding.account->place_of(group) : nullptr;
+    group.offset = place != nullptr ? place->offset : holding.given;
+    if (holding.shared && place == nullptr)
+        holding.given = std::min(holding.size, holding.given + padded(group.layout.size));
     if (holding.slot == no_slot) add_to_policy(group, holding, demanded);
 }
 
@@ -329,7 +375,11 @@ Space Ledger::remove(Holding& holding) noexcept {
     if (holding.shared) account.in_blocks -= holding.size;
     if (account.open == &holding) account.open = nullptr;
     if (holding.slot != no_slot) account.slots[holding.slot].holding = nullptr;
-    Space space{std::move(holding.memory), std::move(holding.fences)};
+    if (const auto range = holding.range.lock()) {
+        range->holding = nullptr;
+        range->given = holding.given;
+    }
+    Space space{std::move(holding.memory), std::move(holding.fences), std::move(holding.range)};
     const std::size_t at = holding.at;
     std::swap(holdings_[at], holdings_.back());
     holdings_[at]->at = at;
@@ -337,11 +387,18 @@ Space Ledger::remove(Holding& holding) noexcept {
     return space;
 }
 
-Space Heap::take(std::uint64_t size) noexcept {
+Space Heap::take(std::uint64_t size, const AddressRange* range, bool reserved) noexcept {
     const auto [begin, end] = kept_.equal_range(size);
-    if (begin == end) return {};
-    const auto idle = std::find_if(begin, end, [](const auto& one) { return are_done(one.second.fences); });
-    const auto found = idle == end ? begin : idle;
+    auto found = end;
+    for (auto at = begin; at != end; ++at) {
+        const Space& one = at->second;
+        if (one.range.lock().get() != range || (reserved && !one.memory->can_decommit())) continue;
+        if (found == end) found = at;
+        if (!are_done(one.fences)) continue;
+        found = at;
+        break;
+    }
+    if (found == end) return {};
     Space space = std::move(found->second);
     kept_.erase(found);
     return space;

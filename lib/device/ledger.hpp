@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -30,11 +31,12 @@ struct Holding {
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     Fences fences = {};                         // work in progress that groups left in the memory
     std::vector<Group*> groups = {};
-    std::size_t writers = 0;   // shared blocks: cancelled uploads whose jobs may still write to it
-    Record block = {};         // the policy's record of a shared block
-    Record* record = nullptr;  // its own record; null: none, as a plan decides about it
-    bool is_chosen = false;    // the policy has chosen it to go
-    std::size_t at = 0;        // position in the list of holdings
+    std::size_t writers = 0;                 // shared blocks: cancelled uploads whose jobs may still write to it
+    Record block = {};                       // the policy's record of a shared block
+    Record* record = nullptr;                // its own record; null: none, as a plan decides about it
+    bool is_chosen = false;                  // the policy has chosen it to go
+    std::size_t at = 0;                      // position in the list of holdings
+    std::weak_ptr<AddressRange> range = {};  // its addresses, while groups that had them before sleep() are to come
 
     /// Takes the fences of a group that is not resident any more.
     void take_fences(Group& group) noexcept;
@@ -42,10 +44,34 @@ struct Holding {
     bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
 };
 
+/// Addresses that groups had before sleep(). It lives until all of them are there again, or gone.
+struct AddressRange {
+    std::shared_ptr<DeviceMemory> memory;  // of Device::reserve()
+    bool shared = false;
+    std::uint64_t given = 0;     // as that of the holding which was there
+    Holding* holding = nullptr;  // the one that is there now
+    bool committed = true;       // the memory is there: in a holding, kept, or on its way to be kept
+    bool busy = false;           // a thread commits or decommits it
+
+    bool is_empty() const noexcept { return !committed && !busy; }
+};
+
 /// The share that one uploader has of the device.
 struct Account {
-    /// `most`: the largest number of bytes that it may claim.
-    explicit Account(std::uint64_t most) noexcept;
+    /// `most`: the largest number of bytes that it may claim. `unit`: see `granularity`.
+    explicit Account(std::uint64_t most, std::uint64_t unit = 0) noexcept;
+
+    // Addresses that stay.
+    struct Place {
+        std::shared_ptr<AddressRange> range;
+        std::uint64_t offset = 0;
+    };
+    /// Returns the place that is kept for a group, or null.
+    const Place* place_of(const Group& group) const noexcept;
+    /// Returns the bytes of memory for `size` bytes.
+    std::uint64_t rounded(std::uint64_t size) const noexcept;
+    /// Returns the bytes that a group takes, without the rest of its block.
+    std::uint64_t footprint(std::uint64_t size) const noexcept { return shares(size) ? size : rounded(size); }
 
     // Small groups.
     /// Returns true if groups of this size share blocks.
@@ -62,6 +88,7 @@ struct Account {
     Holding* slot(std::uint32_t number) const noexcept { return slots[number].holding; }
 
     const std::uint64_t cap;            // bytes
+    const std::uint64_t granularity;    // bytes of which memory is a multiple; 0: addresses need not stay
     const std::uint64_t small;          // bytes of the largest group that shares a block
     const std::uint64_t most_in_block;  // bytes of the largest block
     std::uint64_t claimed = 0;          // bytes of its holdings
@@ -74,6 +101,7 @@ struct Account {
         Holding* holding = nullptr;
     };
     std::vector<Slot> slots = {};
+    std::unordered_map<const Group*, Place> places = {};  // of groups that are not there
 };
 
 /// The holdings of a device. What they claim, whether or not it is allocated yet, never exceeds the budget, nor do
@@ -128,6 +156,10 @@ public:
     // Holdings.
     /// Adds a holding of `size` bytes, which must fit.
     Holding& add(Account& account, std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
+    /// Returns the holding at these addresses, which it adds if there is none; then it must fit.
+    Holding& holding_at(Account& account, const std::shared_ptr<AddressRange>& range);
+    /// Keeps the places of all resident groups of an account, but of slots.
+    void keep_places(Account& account);
     /// Sets the memory of a holding.
     static void provide(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
     /// Makes slots of these sizes, in bytes: memory that some groups have in turn, always at the same address. Slots of
@@ -174,8 +206,9 @@ public:
     std::uint64_t peak() const noexcept { return peak_; }
 
     /// Takes kept memory of exactly `size` bytes, if possible without fences in progress. Anything larger could take
-    /// the room of what else fits. Returns nothing without such memory.
-    Space take(std::uint64_t size) noexcept;
+    /// the room of what else fits. Returns nothing without such memory. With a range, takes only the memory of that;
+    /// otherwise none whose addresses are kept for others. `reserved`: only memory of Device::reserve().
+    Space take(std::uint64_t size, const AddressRange* range = nullptr, bool reserved = false) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(Space space) noexcept;
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the

@@ -16,7 +16,9 @@ std::shared_ptr<Plan> Cache::follow(View& view, Bundles order, bool cyclic) {
     if (order.empty()) throw Error(Errc::invalid_argument, "there are no bundles to follow");
     const auto plan = std::make_shared<Plan>(std::move(order), cyclic);
     Split chosen;
-    if (cyclic) chosen = split(plan->fates(), view.account.cap, unpromised_host_bytes());
+    std::vector<Fate> fates = plan->fates();
+    for (Fate& fate : fates) fate.bytes = view.account.footprint(fate.bytes);
+    if (cyclic) chosen = split(std::move(fates), view.account.cap, unpromised_host_bytes());
     std::uint64_t needed = chosen.needed;
     for (const auto& bundle : plan->order()) needed = std::max(needed, bundle->device_bytes);
     if (needed > view.account.cap)
@@ -129,14 +131,15 @@ void Cache::keep_until_use(View& view) noexcept {
     const auto is_absent = [](const Group* group) { return group->word.state() == State::absent; };
     Window window;
     for (const Group* const group : view.plan->groups())
-        if (is_absent(group)) window.add(group->layout.size);
+        if (is_absent(group)) window.add(view.account.footprint(group->layout.size));
     std::uint64_t room = view.account.cap - std::min(view.account.cap, window.bytes());
     bool is_due = false;
     for (Group* const group : view.plan->groups()) {
         is_due = is_due || is_absent(group);
         if (is_due) {
-            if (is_absent(group) || group->layout.size > room) continue;
-            room -= group->layout.size;
+            const std::uint64_t size = view.account.footprint(group->layout.size);
+            if (is_absent(group) || size > room) continue;
+            room -= size;
         }
         group->used.store(now(), std::memory_order_relaxed);
     }

@@ -21,11 +21,18 @@ struct FakeDevice::Contents {
     std::vector<std::byte> bytes;
     std::atomic<int> copies = 0;  // not done yet
     std::atomic<bool> mapped = false;
+    std::atomic<bool> committed = true;
     mutable std::mutex mutex;
 };
 
 struct FakeDevice::Memory final : safemap::DeviceMemory, std::enable_shared_from_this<Memory> {
-    Memory(FakeDevice& of, std::uint64_t size) : device(of), contents(std::make_shared<Contents>(size)) {
+    Memory(FakeDevice& of, std::uint64_t size, bool reserves = false)
+        : device(of), contents(std::make_shared<Contents>(size)), is_reserved(reserves) {
+        if (is_reserved) contents->committed = false;
+        else count();
+    }
+    void count() {
+        const std::uint64_t size = contents->bytes.size();
         const std::uint64_t now = device.allocated += size;
         std::uint64_t before = device.peak;
         while (before < now && !device.peak.compare_exchange_weak(before, now)) {
@@ -33,7 +40,20 @@ struct FakeDevice::Memory final : safemap::DeviceMemory, std::enable_shared_from
     }
     ~Memory() override {
         if (contents->copies > 0 || contents->mapped) device.freed_during_copy = true;
-        device.allocated -= contents->bytes.size();
+        if (contents->committed) device.allocated -= contents->bytes.size();
+    }
+    bool can_decommit() const noexcept override { return is_reserved; }
+    void decommit() override {
+        if (contents->copies > 0 || contents->mapped) device.freed_during_copy = true;
+        if (contents->committed.exchange(false)) device.allocated -= contents->bytes.size();
+        const std::lock_guard lock(contents->mutex);
+        std::ranges::fill(contents->bytes, std::byte{0xEE});
+    }
+    void commit() override {
+        if (contents->committed) return;
+        device.allow_allocation(size());
+        count();
+        contents->committed = true;
     }
     std::uint64_t size() const noexcept override { return contents->bytes.size(); }
     void* handle() const noexcept override { return const_cast<Memory*>(this); }
@@ -45,6 +65,7 @@ struct FakeDevice::Memory final : safemap::DeviceMemory, std::enable_shared_from
 
     FakeDevice& device;
     const std::shared_ptr<Contents> contents;
+    const bool is_reserved;
 };
 
 struct FakeDevice::Staging final : safemap::StagingBuffer {
@@ -145,7 +166,7 @@ public:
         ++device_.copies;
         Entry copy{static_cast<Memory&>(to).contents, &from, rows};
         copy.fails = device_.fail_device.fetch_sub(1) == 0;
-        if (!copy.is_inside()) {
+        if (!copy.is_inside() || !copy.to->committed) {
             device_.copied_outside = true;
             copy.rows.rows = 0;
         }
@@ -226,11 +247,19 @@ void FakeDevice::pause(bool paused) {
 }
 
 std::shared_ptr<safemap::DeviceMemory> FakeDevice::allocate(std::uint64_t size) {
+    allow_allocation(size);
+    return std::make_shared<Memory>(*this, size);
+}
+
+std::shared_ptr<safemap::DeviceMemory> FakeDevice::reserve(std::uint64_t size) {
+    return std::make_shared<Memory>(*this, (size + 63) / 64 * 64, true);
+}
+
+void FakeDevice::allow_allocation(std::uint64_t size) {
     if (full || fail_allocation.fetch_sub(1) == 0)
         throw safemap::Error(safemap::Errc::out_of_memory, "the device is full");
     ++allocations;
     on_allocation(size);
-    return std::make_shared<Memory>(*this, size);
 }
 
 std::shared_ptr<safemap::DeviceMemory> FakeDevice::borrow(void* handle, std::uint64_t size) {

@@ -63,6 +63,8 @@ public:
     }
 
     std::shared_ptr<safemap::DeviceMemory> allocate(std::uint64_t size) override;
+    /// Reserves multiples of 64 bytes.
+    std::shared_ptr<safemap::DeviceMemory> reserve(std::uint64_t size) override;
     std::shared_ptr<safemap::StagingBuffer> allocate_staging(std::uint64_t size) override;
     /// Knows memory of its own only.
     std::shared_ptr<safemap::DeviceMemory> borrow(void* handle, std::uint64_t size) override;
@@ -100,6 +102,8 @@ public:
 
 private:
     static Stream& stream_of(safemap::NativeStream stream);
+    /// Throws out_of_memory now and then, as a test says.
+    void allow_allocation(std::uint64_t size);
     std::shared_ptr<Event> make_event() const;
     void push(Entry entry);
     void work_until_stopped();

@@ -256,12 +256,14 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
 }
 
 /// Runs schedules with a small budget, and with one in which small groups share blocks.
-void run_schedules(bool staged, Fails fails, unsigned caches = 1) {
+void run_schedules(bool staged, Fails fails, unsigned caches = 1, bool keeps = false) {
     const unsigned first = soak::seed(0) % 1'000'000;
     for (const std::uint64_t budget : {std::uint64_t{40'000}, std::uint64_t{1'200'000}}) {
         CAPTURE(budget);
         for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(caches > 1 ? 3 : 6)); ++i)
-            run_schedule({.budget = budget, .staged = staged, .fails = fails, .caches = caches}, first + i);
+            run_schedule(
+                {.budget = budget, .staged = staged, .fails = fails, .caches = caches, .keeps_addresses = keeps},
+                first + i);
     }
 }
 
@@ -279,6 +281,13 @@ TEST_CASE("random plans on caches that share a budget") {
 TEST_CASE("random plans on caches that share a budget, with reads and allocations that fail") {
     run_schedules(true, Fails::reads, 2);
     run_schedules(true, Fails::allocations, 2);
+}
+
+TEST_CASE("random plans on caches that keep addresses") {
+    run_schedules(false, Fails::nothing, 2, true);
+    run_schedules(true, Fails::nothing, 1, true);
+    run_schedules(true, Fails::reads, 2, true);
+    run_schedules(true, Fails::allocations, 1, true);
 }
 
 TEST_CASE("random plans with reads that fail on the host") { run_schedules(false, Fails::reads); }

@@ -13,7 +13,8 @@ ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule
     const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};
     shared = safemap::device::Cache::make(device, options);
     for (unsigned i = 0; i < schedule.caches; ++i)
-        caches.push_back(std::make_unique<CacheFixture>(shared, safemap::UploadOptions{.readers = 1 + seed % 3}));
+        caches.push_back(std::make_unique<CacheFixture>(
+            shared, safemap::UploadOptions{.readers = 1 + seed % 3, .keep_addresses = schedule.keeps_addresses}));
     cache = caches.front().get();
 }
 

@@ -24,6 +24,7 @@ struct Schedule {
     bool mapped = false;
     Fails fails = Fails::nothing;
     unsigned caches = 1;
+    bool keeps_addresses = false;
 };
 
 struct ScheduleGround {
