@@ -503,11 +503,8 @@ bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
 
 /// Frees memory; without its addresses, if they are kept.
 void Cache::give_back(Space& space) noexcept {
-    try {
-        if (const auto range = space.range.lock()) space.memory->decommit();
-    } catch (...) {
-        note_failure(std::current_exception());
-    }
+    if (!space.range.expired())
+        if (const auto fault = decommit(*space.memory)) note_failure(fault);
     space.memory.reset();
 }
 

@@ -26,6 +26,15 @@ std::uint64_t padded(std::uint64_t size) noexcept {
 
 }  // namespace
 
+std::exception_ptr decommit(DeviceMemory& memory) noexcept {
+    try {
+        memory.decommit();
+        return nullptr;
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
 /// Decides which holdings can go.
 class Ledger::Choice {
 public:
@@ -411,6 +420,10 @@ void Heap::keep(Space space) noexcept {
     } catch (const std::bad_alloc&) {
         // Freed instead. What could not be added was not moved.
         wait_until_done(space.fences);
+        if (const auto range = space.range.lock()) {
+            static_cast<void>(decommit(*range->memory));
+            range->committed = false;
+        }
         gone(size);
     }
 }

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <span>
@@ -46,7 +47,7 @@ struct Holding {
 
 /// Addresses that groups had before sleep(). It lives until all of them are there again, or gone.
 struct AddressRange {
-    std::shared_ptr<DeviceMemory> memory;  // of Device::reserve()
+    std::shared_ptr<DeviceMemory> memory;  // from Device::reserve()
     bool shared = false;
     std::uint64_t given = 0;     // as that of the holding which was there
     Holding* holding = nullptr;  // the one that is there now
@@ -55,6 +56,9 @@ struct AddressRange {
 
     bool is_empty() const noexcept { return !committed && !busy; }
 };
+
+/// Gives memory back to the device, and keeps its addresses. Returns the fault, if there is one.
+std::exception_ptr decommit(DeviceMemory& memory) noexcept;
 
 /// The share that one uploader has of the device.
 struct Account {
@@ -101,7 +105,7 @@ struct Account {
         Holding* holding = nullptr;
     };
     std::vector<Slot> slots = {};
-    std::unordered_map<const Group*, Place> places = {};  // of groups that are not there
+    std::unordered_map<const Group*, Place> places = {};  // kept for groups that are not there
 };
 
 /// The holdings of a device. What they claim, whether or not it is allocated yet, never exceeds the budget, nor do
@@ -156,7 +160,7 @@ public:
     // Holdings.
     /// Adds a holding of `size` bytes, which must fit.
     Holding& add(Account& account, std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
-    /// Returns the holding at these addresses, which it adds if there is none; then it must fit.
+    /// Returns the holding at these addresses. Adds it if it is missing; then it must fit.
     Holding& holding_at(Account& account, const std::shared_ptr<AddressRange>& range);
     /// Keeps the places of all resident groups of an account, but of slots.
     void keep_places(Account& account);

@@ -82,8 +82,8 @@ struct Three {
     const std::shared_ptr<FakeDevice> fake = std::make_shared<FakeDevice>();
     CacheFixture cache;
 
-    explicit Three(std::uint64_t budget)
-        : cache(fake, {.device_budget = budget, .staging_bytes = 8192, .readers = 1}) {}
+    explicit Three(std::uint64_t budget, bool keeps = false)
+        : cache(fake, {.device_budget = budget, .staging_bytes = 8192, .readers = 1, .keep_addresses = keeps}) {}
 
     void check(const Bytes& one) const {
         const Held held = cache.acquire(one.tensor);
@@ -180,6 +180,24 @@ TEST_CASE("a bundle that cannot be made for want of memory leaves no owner behin
             CHECK(alone->groups.size() == 1);
         });
     CHECK(failed > 10);
+}
+
+TEST_CASE("a sleep without memory throws, or takes all bundles, and they come back where they were") {
+    const Three three(100'000, true);
+    const void* const a = three.cache.acquire(three.a.tensor)[0].memory()->handle();
+    const void* const b = three.cache.acquire(three.b.tensor)[0].memory()->handle();
+    const int failed = fail_each_allocation([&] { static_cast<void>(three.cache.sleep()); },
+                                            [&] {
+                                                CHECK(three.cache.acquire(three.a.tensor)[0].memory()->handle() == a);
+                                                CHECK(three.cache.acquire(three.b.tensor)[0].memory()->handle() == b);
+                                                three.check(three.a);
+                                                three.check(three.b);
+                                            });
+    CHECK(failed > 3);
+    CHECK(three.fake->peak <= 100'000);
+    CHECK(three.cache.sleep() == 0);
+    CHECK(three.fake->allocated == 0);
+    CHECK(three.fake->was_used_well());
 }
 
 TEST_CASE("an evict without memory throws, or evicts") {

@@ -186,7 +186,7 @@ TEST_CASE("a lease keeps its memory while the others sleep, and a block with it"
     const Held large = model.acquire(0);
     const Held small = model.acquire(1);
     CHECK(model.cache.sleep() >= 100'300);
-    CHECK(model.cache.try_acquire(model.bundles[3]).has_value());  // of the same block
+    CHECK(model.cache.try_acquire(model.bundles[3]).has_value());  // it shares the block
     CHECK_FALSE(model.cache.try_acquire(model.bundles[2]).has_value());
     model.cache.wake();
     CHECK(model.spots() == before);
