@@ -1,8 +1,60 @@
 // Chooses the device of a schedule, and the calls that fail in it.
 #include "device/schedule.hpp"
 
+#include "doctest_safemap.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
+
+void Findings::add_strange(const safemap::Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (strange_errors++ == 0) strange_ = error.what();
+}
+
+void Findings::check() const {
+    CAPTURE(strange_);
+    CAPTURE(refused.load());
+    CAPTURE(late.load());
+    CAPTURE(failed.load());
+    CHECK(wrong_values.load() == 0);
+    CHECK(over_budget.load() == 0);
+    CHECK(strange_errors.load() == 0);
+    CHECK(acquired.load() > 0);
+}
+
+Watchdog::Watchdog(unsigned seed)
+    : thread_([this, seed] {
+          std::unique_lock lock(mutex_);
+          if (ended_.wait_for(lock, std::chrono::seconds(120), [&] { return over_; })) return;
+          std::fprintf(stderr, "the schedule with seed %u hangs\n", seed);
+          std::abort();
+      }) {}
+
+Watchdog::~Watchdog() {
+    {
+        const std::lock_guard lock(mutex_);
+        over_ = true;
+    }
+    ended_.notify_all();
+    thread_.join();
+}
+
+NoMoreThreads::NoMoreThreads() {
+    ::pthread_getattr_default_np(&before_);
+    pthread_attr_t endless;
+    ::pthread_attr_init(&endless);
+    ::pthread_attr_setstacksize(&endless, std::size_t{1} << 47);
+    ::pthread_setattr_default_np(&endless);
+    ::pthread_attr_destroy(&endless);
+}
+
+NoMoreThreads::~NoMoreThreads() {
+    ::pthread_setattr_default_np(&before_);
+    ::pthread_attr_destroy(&before_);
+}
 
 ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
     if (schedule.staged || schedule.mapped) {
@@ -10,8 +62,8 @@ ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule
         fake->maps = schedule.mapped;
         fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
     }
-    const safemap::DeviceBudgetOptions options{.device_bytes = schedule.budget, .staging_bytes = 12'288};
-    shared = safemap::device::Cache::make(device, options);
+    if (schedule.caches == 0) return;
+    shared = safemap::device::Cache::make(device, options());
     for (unsigned i = 0; i < schedule.caches; ++i)
         caches.push_back(std::make_unique<CacheFixture>(
             shared, safemap::UploadOptions{.readers = 1 + seed % 3, .keep_addresses = schedule.keeps_addresses}));

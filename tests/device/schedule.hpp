@@ -1,5 +1,5 @@
 // The ground that random schedules share: a device, caches on it that share a budget, tensors whose values are known,
-// and calls that fail.
+// calls and threads that fail, findings, and a watchdog.
 #pragma once
 
 #include "device/cache_fixture.hpp"
@@ -9,10 +9,17 @@
 #include <safemap/device.hpp>
 #include <safemap/error.hpp>
 
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
 
 /// Which calls fail in a schedule.
@@ -23,8 +30,56 @@ struct Schedule {
     bool staged = false;
     bool mapped = false;
     Fails fails = Fails::nothing;
-    unsigned caches = 1;
+    unsigned caches = 1;  // 0: the test makes a DeviceBudget
     bool keeps_addresses = false;
+};
+
+/// Findings of the threads of a schedule, checked after they end.
+struct Findings {
+    std::atomic<int> wrong_values = 0;
+    std::atomic<int> over_budget = 0;
+    std::atomic<int> strange_errors = 0;
+    std::atomic<int> acquired = 0;
+    std::atomic<int> followed = 0;
+    std::atomic<int> refused = 0;
+    std::atomic<int> failed = 0;
+    std::atomic<int> late = 0;
+
+    /// Counts an error that was not expected, and keeps the text of the first one.
+    void add_strange(const safemap::Error& error);
+    /// Checks that nothing is wrong, and that there were leases.
+    void check() const;
+
+private:
+    std::mutex mutex_ = {};
+    std::string strange_ = {};
+};
+
+/// Ends the process if it is not destroyed in time, because threads that hang cannot be joined.
+class Watchdog {
+public:
+    explicit Watchdog(unsigned seed);
+    ~Watchdog();
+    Watchdog(const Watchdog&) = delete;
+    Watchdog& operator=(const Watchdog&) = delete;
+
+private:
+    std::mutex mutex_;
+    std::condition_variable ended_;
+    bool over_ = false;
+    std::thread thread_;
+};
+
+/// While it lives, no thread can be started: the system has no room for its stack.
+class NoMoreThreads {
+public:
+    NoMoreThreads();
+    ~NoMoreThreads();
+    NoMoreThreads(const NoMoreThreads&) = delete;
+    NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+private:
+    pthread_attr_t before_ = {};
 };
 
 struct ScheduleGround {
@@ -38,6 +93,7 @@ struct ScheduleGround {
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
     ScheduleGround(const Schedule& wanted, unsigned seed);
+    safemap::DeviceBudgetOptions options() const { return {.device_bytes = schedule.budget, .staging_bytes = 12'288}; }
 
     /// Adds a tensor of `size` bytes.
     const Bytes& add(std::uint64_t size);
