@@ -128,6 +128,10 @@ void FillTask::fill_staged(std::size_t job, Worker& worker) {
 
 void FillTask::finish() noexcept {
     std::exception_ptr fault = fault_of(layout_.tensors.front().name(), [&] { require_unchanged(layout_.tensors); });
+    // Now, because a queue of the readers may have the task for longer: the caller's memory and sources can go.
+    plan_ = {};
+    places_.clear();
+    layout_ = {};
     const std::lock_guard lock(mutex_);
     if (fault && !fault_) fault_ = std::move(fault);
     is_finished_ = true;

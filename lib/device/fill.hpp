@@ -62,9 +62,10 @@ private:
     StagingRing& staging_;
     Paths& paths_;
     Readers& readers_;
-    const Layout layout_;
-    const FillPlan plan_;
-    const std::vector<Place> places_;  // parallel to the tensors of the layout
+    // Until the task is finished.
+    Layout layout_;
+    FillPlan plan_;
+    std::vector<Place> places_;  // parallel to the tensors of the layout
     bool in_place_ = false;
 
     std::mutex mutex_;

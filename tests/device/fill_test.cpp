@@ -4,6 +4,7 @@
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
 #include "device/random_tensors.hpp"
+#include "device/schedule.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
@@ -243,6 +244,14 @@ TEST_CASE("a read or a copy that fails is thrown when nothing is in progress any
             CHECK(one.fake->was_used_well());
         }
     }
+}
+
+TEST_CASE("a fill keeps neither memory nor sources when it is over, even if no reader thread looks at its queue") {
+    One one;
+    const NoMoreThreads none;
+    one.cache.fill(one.targets)->wait();
+    CHECK(one.memory.use_count() == 1);
+    CHECK(contents(*one.fake, *one.memory) == value_of(one.bytes.tensor));
 }
 
 TEST_CASE("a device that fails during a fill is lost") {
