@@ -162,7 +162,8 @@ public:
     void help_without_readers(const BundleData& bundle);
 
     /// Orders what comes next after the copies that brought a leased bundle: the work of `stream`, or without a stream
-    /// the caller, who is blocked until they are done. Throws device_failed.
+    /// the caller, who is blocked until they are done. Throws device_failed, and invalid_argument for copies of the
+    /// process that this one was forked from.
     void order(const BundleData& bundle, NativeStream stream, const Request& request = {});
     /// Returns the stream if work can be ordered before it and after it. Otherwise, for a stream that is being
     /// captured, returns none. Throws invalid_argument if the device has no streams of this kind.
@@ -170,7 +171,7 @@ public:
     /// Fences the memory of a leased bundle by the work that is in the stream. Returns false if that failed, or the
     /// stream is being captured.
     bool use(const BundleData& bundle, NativeStream stream) noexcept;
-    /// Returns true if no copy of a bundle is in progress, which is leased and resident.
+    /// Returns true if order() would not block for a bundle, which is leased and resident.
     static bool is_there(const BundleData& bundle) noexcept;
 
     // Plans.

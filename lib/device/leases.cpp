@@ -354,6 +354,7 @@ void Cache::order(const BundleData& bundle, NativeStream stream, const Request& 
 
 /// Orders what comes next after the copies of a leased group, so `ready` does not change.
 void Cache::order(Group& group, NativeStream stream, const Request& request) {
+    require_own_process();  // the copies are of the other one, and so is who might have the lock
     bool all_done = true;
     const auto fault = fault_of(group.layout.tensors.front().name(), [&] {
         for (const Fence& fence : group.on_device->ready) {
@@ -376,7 +377,8 @@ void Cache::order(Group& group, NativeStream stream, const Request& request) {
 
 bool Cache::is_there(const BundleData& bundle) noexcept {
     const auto is_done = [](const std::shared_ptr<Group>& group) {
-        return !group->pending.load(std::memory_order_acquire) || are_done(group->on_device->ready);
+        return !group->pending.load(std::memory_order_acquire) || group->view->cache->is_forked() ||
+               are_done(group->on_device->ready);
     };
     return std::ranges::all_of(bundle.groups, is_done);
 }
@@ -458,6 +460,7 @@ void Cache::note_failure(const std::exception_ptr& fault) noexcept {
 }
 
 void Cache::throw_lost() const {
+    require_own_process();
     std::exception_ptr failure;
     {
         const std::lock_guard lock(mutex_);

@@ -458,4 +458,40 @@ TEST_CASE("a hook changes tensors where they arrive, each time") {
     }
 }
 
+TEST_CASE("in a process that is forked while copies are in progress, nobody waits for them") {
+    for (const bool fails : {false, true}) {
+        CAPTURE(fails);
+        const auto fake = std::make_shared<FakeDevice>();
+        FakeDevice::Stream stream;
+        Uploader weights(fake, three());
+        const Bundle one = weights.bundle(Selection::prefix("layers.1."));
+        const Bundle other = weights.bundle(Selection::prefix("layers.2."));
+        fake->pause(true);
+        Lease lease = weights.acquire(one, stream.native());
+        Lease ticket = weights.request(other);
+        if (fails) {  // found by the other process alone
+            fake->fail_device = 0;
+            fake->pause(false);
+            CHECK_FAULT(weights.acquire(weights.bundle("layers.10.w")), Errc::device_failed);
+        }
+        CHECK(true_in_child([&] {
+            ::alarm(60);
+            const auto refused = [](auto&& call) {
+                const auto error = error_of(call);
+                return error && error->code() == Errc::invalid_argument;
+            };
+            const auto wait = [](Lease& late) {
+                late.wait();
+                return 0;
+            };
+            return lease.ready() && ticket.ready() && refused([&] { return wait(lease); }) &&
+                   refused([&] { return wait(ticket); }) &&
+                   refused([&] { return weights.try_acquire(one).has_value(); });
+        }));
+        fake->pause(false);
+        lease.release();
+        stream.finish();
+    }
+}
+
 }  // namespace uploader_test
