@@ -81,8 +81,6 @@ bool Cache::begin_ahead(View& view, const Groups& absent, std::uint64_t since, U
 /// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows. If they are demanded,
 /// also cancels prefetches that nobody waits for. Returns false, and changes nothing, if that is not enough.
 bool Cache::admit(View& view, std::span<Group* const> groups, Ledger::Reach reach, Trash& trash) {
-    // First, because groups that are reserved must not stay so if there is no memory.
-    if (reach.demanded) trash.reserve(uploads_.size());
     Room room(ledger_);
     const std::vector<std::uint32_t> slots = take_slots(view.account, groups, room.turns);
     reach.slots = slots;
@@ -543,7 +541,6 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
 void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     const auto group = upload.group;
     decltype(Account::places)::node_type place;  // its end may free memory
-    Trash trash;
     const std::lock_guard lock(mutex_);
     uploads_.erase(upload.place);
     upload.group.reset();
@@ -602,7 +599,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     Group& group = *upload.group;
     upload.cancelled = true;
     group.word.change(State::arriving, State::absent);
-    trash.uploads.push_back(std::move(group.upload));
+    trash.add(std::move(group.upload));
     group.view->look_again();
     Holding& holding = *group.holding;
     ledger_.take_out(group);
@@ -618,13 +615,13 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     else changed_.notify_all();  // who gets its memory may be waiting for that
     // A thread that gets its memory, or has a job of it in hand, calls arrive() later.
     if (!upload.waits_for_help && (!upload.submitted || !readers_->cancel(upload))) return;
-    if (upload.filling.has_copies()) return trash.copying.push_back(trash.uploads.back());
+    upload.rest = upload.filling.has_copies() ? Upload::Rest::copies : Upload::Rest::group;
+    if (upload.filling.has_copies()) return;
     uploads_.erase(upload.place);
     upload.finished = true;
     leave(upload);
     drop_preparation(upload);
     --upload.view.working;
-    trash.groups.push_back(std::move(upload.group));
 }
 
 /// Drops the preparation of an upload that is over, unless a reader is at it.

@@ -266,7 +266,6 @@ void Cache::begin_asleep(View& view, const Groups& asleep, Uploads& begun) {
 
 /// Cancels the uploads of a view that `which` returns true for, and waits until they are over.
 void Cache::cancel_if(Lock& lock, const View& view, Trash& trash, const std::function<bool(const Upload&)>& which) {
-    trash.reserve(uploads_.size());
     for (auto at = uploads_.begin(); at != uploads_.end();) {
         Upload& upload = **at++;  // cancel() may remove it
         if (upload.group->view.get() == &view && !upload.cancelled && which(upload)) cancel(upload, trash);
@@ -293,6 +292,7 @@ void Cache::stop(View& view) noexcept {
     Groups asleep;
     std::shared_ptr<Plan> plan;
     decltype(Account::places) places;
+    std::shared_ptr<Group> held;  // chained by Group::self
     Trash trash;
     Lock lock(mutex_);
     view.stopping = true;
@@ -305,13 +305,14 @@ void Cache::stop(View& view) noexcept {
     places.swap(view.account.places);
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups)
-            if (holding->account == &view.account && group->on_device->self)
-                trash.groups.push_back(std::move(group->on_device->self));
+            if (holding->account == &view.account && group->on_device->self) std::swap(group->on_device->self, held);
     tier_.end(view);
     evict_all(lock, view);
     // Threads that have ended an upload may still hold its group, and with it the view.
     changed_.wait(lock, [&] { return freeing_ == 0 && view.working == 0; });
     free_kept(lock);
+    lock.unlock();
+    while (held) held = std::exchange(held->self, nullptr);
 }
 
 /// Takes the memory back of a group that nobody knows any more.
@@ -339,17 +340,17 @@ void Cache::close(View& view) noexcept {
     evict_all(lock, view);
 }
 
-void Cache::Trash::reserve(std::size_t cancelled) {
-    groups.reserve(groups.size() + cancelled);
-    uploads.reserve(uploads.size() + cancelled);
-    copying.reserve(copying.size() + cancelled);
+void Cache::Trash::add(std::shared_ptr<Upload> upload) noexcept {
+    upload->next_cancelled = std::move(first);
+    first = std::move(upload);
 }
 
 void Cache::Trash::clear() noexcept {
-    for (const auto& upload : copying) upload->finish();
-    copying.clear();
-    groups.clear();
-    uploads.clear();
+    while (const auto upload = std::move(first)) {
+        first = std::move(upload->next_cancelled);
+        if (upload->rest == Upload::Rest::copies) upload->finish();
+        else if (upload->rest == Upload::Rest::group) upload->group.reset();
+    }
 }
 
 Group::Group(std::shared_ptr<View> owner, std::uint64_t order, Layout arranged)

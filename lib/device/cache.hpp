@@ -195,20 +195,17 @@ private:
     using Lock = std::unique_lock<std::mutex>;
     using State = Word::State;
 
-    /// Work that must be done when the lock is released: owners to destroy, whose destructors may take it, and
-    /// cancelled uploads whose copies have to be fenced.
+    /// Cancelled uploads, for which something is left to do when the lock is released. Chained, so that nothing that
+    /// ends needs memory.
     struct Trash {
         Trash() = default;
         ~Trash() { clear(); }
         Trash(const Trash&) = delete;
         Trash& operator=(const Trash&) = delete;
+        void add(std::shared_ptr<Upload> upload) noexcept;
         void clear() noexcept;
-        /// Makes room for so many cancelled uploads more.
-        void reserve(std::size_t cancelled);
 
-        Groups groups = {};
-        Uploads uploads = {};
-        Uploads copying = {};
+        std::shared_ptr<Upload> first = {};
     };
     class Leases;
     class Report;

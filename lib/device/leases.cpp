@@ -19,7 +19,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -241,15 +240,10 @@ void Cache::end_wait(const BundleData& bundle, const Request& request, const Upl
 
 /// Cancels the uploads that nobody wants any more.
 void Cache::abandon(const Uploads& uploads) noexcept {
-    try {
-        Trash trash;
-        const std::lock_guard lock(mutex_);
-        trash.reserve(uploads.size());
-        for (const auto& upload : uploads)
-            if (!upload->finished && is_idle(*upload, false)) cancel(*upload, trash);
-    } catch (const std::bad_alloc&) {
-        // They go on as prefetches.
-    }
+    Trash trash;
+    const std::lock_guard lock(mutex_);
+    for (const auto& upload : uploads)
+        if (!upload->finished && is_idle(*upload, false)) cancel(*upload, trash);
 }
 
 /// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an

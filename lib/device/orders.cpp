@@ -76,12 +76,8 @@ void Cache::unfollow(std::shared_ptr<Plan> plan) noexcept {
     plan.reset();  // bundles that nobody else has, but those on their way
     Trash trash;
     Lock lock(mutex_);
-    try {
-        cancel_if(lock, view, trash,
-                  [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
-    } catch (const std::bad_alloc&) {
-        // They go on as prefetches, and leave the device when they arrive.
-    }
+    cancel_if(lock, view, trash,
+              [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
     free_kept(lock);
 }
 

@@ -84,6 +84,11 @@ public:
     Space leaving = {};        // memory of a cancelled upload, which is free when no job uses it any more
     Holding* block = nullptr;  // cancelled upload of a small group: the block that its jobs may still write to
     std::list<Upload*>::iterator place = {};  // in the cache's list
+
+    // Of a cancelled upload.
+    enum class Rest : std::uint8_t { nothing, group, copies };
+    Rest rest = Rest::nothing;  // left to do without the lock: to destroy the owner of its group, or to fence copies
+    std::shared_ptr<Upload> next_cancelled = {};
 };
 
 /// The task that gets the memory of an upload, unless somebody who waits for it has begun to.

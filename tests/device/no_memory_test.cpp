@@ -15,6 +15,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 using namespace safemap;
 using device::Cache;
@@ -212,4 +213,37 @@ TEST_CASE("an evict without memory throws, or evicts") {
         });
     CHECK(failed >= 1);
     CHECK(three.fake->was_used_well());
+}
+
+TEST_CASE("an uploader, an order and a request end without memory") {
+    for (int nth = 1; nth <= 4; ++nth) {
+        for (const char* const what : {"uploader", "order", "request"}) {
+            CAPTURE(nth);
+            CAPTURE(what);
+            Three three(100'000);
+            three.a.counted.slow(2000);
+            std::vector<BundlePtr> bundles = {three.cache.bundle(three.a.tensor), three.cache.bundle(three.b.tensor)};
+            const auto view = three.cache.view();
+            Cache& cache = *view->cache;
+            if (what == std::string("order")) {
+                auto plan = cache.follow(*view, bundles, false);
+                bundles.clear();
+                failing = nth;
+                cache.unfollow(std::move(plan));
+            } else if (what == std::string("request")) {
+                const auto uploads = cache.try_request(*bundles[0], {});
+                REQUIRE(uploads);
+                failing = nth;
+                cache.cancel_request(*bundles[0], *uploads);
+            } else {
+                three.cache.prefetch(bundles);
+            }
+            if (what == std::string("uploader")) failing = nth;
+            three.cache.stop();
+            failing = 0;
+            bundles.clear();
+            CHECK(three.fake->allocated == 0);
+            CHECK(three.fake->was_used_well());
+        }
+    }
 }
