@@ -438,6 +438,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
         return true;
     }
     if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
+        space.last = &upload.view.account;
         heap_.keep(std::move(space));
         changed_.notify_all();
         return true;
@@ -465,7 +466,7 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& 
         if (error.code() != Errc::out_of_memory) throw;
     }
     Lock lock(mutex_);
-    free_kept(lock);
+    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
     lock.unlock();
     try {
         return allocate_in_turn();
@@ -482,13 +483,14 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& 
 /// it is free. Returns false, and keeps it, if it is in use until the deadline. Addresses that are kept stay.
 bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
     const std::uint64_t size = space.memory->size();
-    ++freeing_;
+    Account& account = *space.last;
+    ++account.freeing;
     if (const auto range = space.range.lock()) range->busy = true;
     lock.unlock();
     const bool is_idle = wait_until_done(space.fences, deadline);
     if (is_idle) give_back(space);
     lock.lock();
-    --freeing_;
+    --account.freeing;
     if (const auto range = space.range.lock()) {
         range->busy = false;
         range->committed = !is_idle;
@@ -506,9 +508,10 @@ void Cache::give_back(Space& space) noexcept {
     space.memory.reset();
 }
 
-void Cache::free_kept(Lock& lock) noexcept {
-    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
-    for (Spare spare; tier_.take_spare(spare);) {
+/// Frees what is kept of an account. Others may have work of their own in what they had.
+void Cache::free_kept(Lock& lock, Account& account) noexcept {
+    while (Space space = heap_.take_of(account)) free(lock, std::move(space));
+    for (Spare spare; tier_.take_spare(spare, account);) {
         lock.unlock();
         wait_until_done(spare.copies);
         spare.buffer.reset();

@@ -85,10 +85,7 @@ std::shared_ptr<Cache> Cache::make(std::shared_ptr<Device> device, const DeviceB
     return {new Cache(std::move(device), options, std::move(readers)), end};
 }
 
-Cache::~Cache() {
-    Lock lock(mutex_);
-    free_kept(lock);
-}
+Cache::~Cache() = default;
 
 void Cache::require_own_process() const {
     if (!is_forked()) return;
@@ -201,12 +198,12 @@ void Cache::begin_prefetches(View& view, const Bundles& bundles, Uploads& begun)
     }
 }
 
-void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
+void Cache::evict(View& view, std::span<const std::shared_ptr<Group>> groups) {
     require_own_process();
     Lock lock(mutex_);
     for (const auto& group : groups)
         if (Space space = evict(*group)) free(lock, std::move(space));
-    free_kept(lock);
+    free_kept(lock, view.account);
 }
 
 // Sleep.
@@ -277,14 +274,19 @@ void Cache::cancel_if(Lock& lock, const View& view, Trash& trash, const std::fun
     changed_.wait(lock, [&] { return std::ranges::none_of(uploads_, is_going); });
 }
 
-/// Frees everything of a view that is not leased, and all memory that is kept.
-void Cache::evict_all(Lock& lock, const View& view) noexcept {
+/// Frees everything of a view that is not leased, and waits until it is free.
+void Cache::evict_all(Lock& lock, View& view) noexcept {
     for (std::size_t i = 0; i < ledger_.holdings().size();) {
         Holding& holding = *ledger_.holdings()[i];
         if (holding.account == &view.account && Ledger::try_reserve(holding)) evict(holding);  // moves another
         else ++i;
     }
-    free_kept(lock);
+    free_kept(lock, view.account);
+    // A thread that needs room may be freeing some of it, and keeps that if it gives up.
+    while (view.account.freeing > 0) {
+        changed_.wait(lock);
+        free_kept(lock, view.account);
+    }
 }
 
 void Cache::stop(View& view) noexcept {
@@ -309,10 +311,10 @@ void Cache::stop(View& view) noexcept {
     tier_.end(view);
     evict_all(lock, view);
     // Threads that have ended an upload may still hold its group, and with it the view.
-    changed_.wait(lock, [&] { return freeing_ == 0 && view.working == 0; });
-    free_kept(lock);
+    changed_.wait(lock, [&] { return view.working == 0; });
+    evict_all(lock, view);
     lock.unlock();
-    while (held) held = std::exchange(held->self, nullptr);
+    while (held) held = std::exchange(held->on_device->self, nullptr);
 }
 
 /// Takes the memory back of a group that nobody knows any more.

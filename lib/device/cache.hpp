@@ -119,7 +119,7 @@ public:
     /// Does the same as Uploader::bundle.
     static std::shared_ptr<const BundleData> bundle(const std::shared_ptr<View>& view, std::vector<LazyTensor> tensors);
     void prefetch(View& view, const Bundles& bundles);
-    void evict(std::span<const std::shared_ptr<Group>> groups);
+    void evict(View& view, std::span<const std::shared_ptr<Group>> groups);
     UploadStats stats(const View& view) const;
     DeviceBudgetStats stats() const;
     /// Do the same as the members of Uploader.
@@ -219,7 +219,7 @@ private:
     void begin_prefetches(View& view, const Bundles& bundles, Uploads& begun);
     void cancel_if(Lock& lock, const View& view, Trash& trash, const std::function<bool(const Upload&)>& which);
     void begin_asleep(View& view, const Groups& asleep, Uploads& begun);
-    void evict_all(Lock& lock, const View& view) noexcept;
+    void evict_all(Lock& lock, View& view) noexcept;
     void forget(Group& group) noexcept;
     void close(View& view) noexcept;
 
@@ -273,7 +273,7 @@ private:
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload, const AddressRange* range);
     void give_back(Space& space) noexcept;
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
-    void free_kept(Lock& lock) noexcept;
+    void free_kept(Lock& lock, Account& account) noexcept;
 
     // Arrivals: ends.
     void hurry(const std::shared_ptr<Upload>& upload, const Request& request);
@@ -316,7 +316,6 @@ private:
     std::atomic<std::uint64_t> groups_made_ = 0;
     std::atomic<bool> lost_ = false;   // the device failed
     std::exception_ptr failure_ = {};  // how it failed
-    std::size_t freeing_ = 0;          // pieces of memory that threads are freeing
     unsigned demands_allocating_ = 0;  // calls of Device::allocate() that somebody waits for
 };
 

@@ -1,6 +1,7 @@
 // The host tier: which groups have a picture in page-locked memory.
 #include "device/host_tier.hpp"
 
+#include "device/cache.hpp"
 #include "device/fences.hpp"
 
 #include <algorithm>
@@ -109,7 +110,7 @@ void HostTier::remove(Picture& picture) noexcept {
     pictures_[picture.at]->at = picture.at;
     pictures_.pop_back();
     picture.at = Picture::nowhere;
-    Spare spare{std::move(picture.buffer), picture.size(), std::exchange(picture.copies, {})};
+    Spare spare{std::move(picture.buffer), picture.size(), &picture.group.view->account, std::exchange(picture.copies, {})};
     try {
         if (spare.buffer) return spares_.push_back(spare);
     } catch (const std::bad_alloc&) {  // freed instead
@@ -118,10 +119,11 @@ void HostTier::remove(Picture& picture) noexcept {
     bytes_ -= spare.size;
 }
 
-bool HostTier::take_spare(Spare& spare) noexcept {
-    if (spares_.empty()) return false;
-    spare = std::move(spares_.back());
-    spares_.pop_back();
+bool HostTier::take_spare(Spare& spare, const Account& account) noexcept {
+    const auto found = std::ranges::find(spares_, &account, &Spare::last);
+    if (found == spares_.end()) return false;
+    spare = std::move(*found);
+    spares_.erase(found);
     return true;
 }
 

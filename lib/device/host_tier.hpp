@@ -41,6 +41,7 @@ struct Picture : Use {
 struct Spare {
     std::shared_ptr<StagingBuffer> buffer = {};
     std::uint64_t size = 0;
+    const Account* last = nullptr;  // the account that had it
     LaneEvents copies = {};
 };
 
@@ -67,8 +68,9 @@ public:
     void forget(Group& group) noexcept;
     /// Takes the memory of all pictures of a view.
     void end(const View& view) noexcept;
-    /// Takes a spare, to be freed when no copy reads it. It counts until gone() is called. Returns false without one.
-    bool take_spare(Spare& spare) noexcept;
+    /// Takes a spare that an account had, to be freed when no copy reads it. It counts until gone() is called. Returns
+    /// false without one.
+    bool take_spare(Spare& spare, const Account& account) noexcept;
     void gone(std::uint64_t size) noexcept { bytes_ -= size; }
 
     /// Keeps so many bytes for the pictures of a plan, or gives them up.

@@ -388,7 +388,7 @@ Space Ledger::remove(Holding& holding) noexcept {
         range->holding = nullptr;
         range->given = holding.given;
     }
-    Space space{std::move(holding.memory), std::move(holding.fences), std::move(holding.range)};
+    Space space{std::move(holding.memory), std::move(holding.fences), &account, std::move(holding.range)};
     const std::size_t at = holding.at;
     std::swap(holdings_[at], holdings_.back());
     holdings_[at]->at = at;
@@ -426,6 +426,15 @@ void Heap::keep(Space space) noexcept {
         }
         gone(size);
     }
+}
+
+Space Heap::take_of(const Account& account) noexcept {
+    const auto found =
+        std::ranges::find_if(kept_, [&](const auto& one) { return one.second.last == &account; });
+    if (found == kept_.end()) return {};
+    Space space = std::move(found->second);
+    kept_.erase(found);
+    return space;
 }
 
 Space Heap::take_to_free(std::uint64_t size) noexcept {

@@ -99,6 +99,7 @@ struct Account {
     std::uint64_t allocated = 0;        // bytes of its holdings that have memory
     std::uint64_t peak = 0;             // maximum of `allocated`
     std::uint64_t in_blocks = 0;        // bytes of its blocks
+    std::size_t freeing = 0;            // pieces of memory it had last that threads are freeing
     Holding* open = nullptr;            // the block that small groups are put into
     struct Slot {
         std::uint64_t bytes = 0;
@@ -218,6 +219,8 @@ public:
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
     /// largest. Returns nothing if nothing is kept. It counts until gone() is called.
     Space take_to_free(std::uint64_t size) noexcept;
+    /// Takes kept memory that an account had last, to free it. Returns nothing if there is none.
+    Space take_of(const Account& account) noexcept;
 
     /// Returns true if `size` new bytes fit.
     bool fits(std::uint64_t size) const noexcept { return size <= budget_ - total_; }

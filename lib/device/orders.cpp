@@ -78,7 +78,7 @@ void Cache::unfollow(std::shared_ptr<Plan> plan) noexcept {
     Lock lock(mutex_);
     cancel_if(lock, view, trash,
               [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
-    free_kept(lock);
+    free_kept(lock, view.account);
 }
 
 /// Makes the slots of a plan that ends ordinary holdings.

@@ -134,13 +134,13 @@ Lease Uploader::request(const Bundle& bundle, const Request& request) {
 
 void Uploader::prefetch(std::span<const Bundle> bundles) { impl_->cache.prefetch(*impl_->view, own(bundles)); }
 
-void Uploader::evict(const Bundle& bundle) { impl_->cache.evict(own(bundle)->groups); }
+void Uploader::evict(const Bundle& bundle) { impl_->cache.evict(*impl_->view, own(bundle)->groups); }
 
 void Uploader::evict(const Selection& selection) {
     std::vector<std::shared_ptr<device::Group>> groups;
     for (const LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection))
         if (auto group = impl_->view->owners.find(tensor)) groups.push_back(std::move(group));
-    impl_->cache.evict(groups);
+    impl_->cache.evict(*impl_->view, groups);
 }
 
 UploadStats Uploader::stats() const { return impl_->cache.stats(*impl_->view); }

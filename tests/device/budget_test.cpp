@@ -9,11 +9,15 @@
 #include <safemap/error.hpp>
 #include <safemap/uploader.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -393,6 +397,41 @@ TEST_CASE("a budget says what it is") {
     Uploader uploader(budget, no_tensors(), {.device_budget = 5'000});
     const Bytes large("large", 1'001);
     CHECK_FAULT(uploader.acquire(uploader.bundle(std::vector{large.tensor})), Errc::budget_exceeded);
+}
+
+TEST_CASE("an uploader that gives memory back waits for no stream that uses memory of a neighbour") {
+    const auto fake = std::make_shared<FakeDevice>();
+    FakeDevice::Stream stream;
+    const DeviceBudget budget(fake, {.device_bytes = 100'000});
+    Uploader neighbour(budget, no_tensors());
+    std::optional<Uploader> uploader(std::in_place, budget, no_tensors());
+    const Bytes theirs("theirs", 20'000);
+    const Bytes own("own", 10'000);
+    // Nobody has this bundle any more, so its memory is kept for the next one.
+    static_cast<void>(neighbour.acquire(neighbour.bundle(std::span(&theirs.tensor, 1)), stream.native()));
+    const Bundle bundle = uploader->bundle(std::span(&own.tensor, 1));
+    std::atomic<int> done = 0;
+    std::thread thread([&] {
+        static_cast<void>(uploader->acquire(bundle));
+        uploader->evict(bundle);
+        ++done;
+        UploadOrder order = uploader->follow(std::span(&bundle, 1));
+        static_cast<void>(order.next());
+        order.end();
+        ++done;
+        static_cast<void>(uploader->sleep());
+        ++done;
+        uploader.reset();
+        ++done;
+    });
+    for (int i = 0; i < 2000 && done < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(done == 4);
+    CHECK(fake->allocated >= 20'000);
+    stream.finish();
+    thread.join();
+    neighbour.evict(Selection());
+    CHECK(fake->allocated == 0);
+    CHECK(fake->was_used_well());
 }
 
 }  // namespace budget_test

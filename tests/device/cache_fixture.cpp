@@ -96,13 +96,13 @@ void CacheFixture::drop_kept() const {
     kept_.clear();
 }
 
-void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
+void CacheFixture::evict(const BundlePtr& bundle) const { cache_->evict(*view_, bundle->groups); }
 
 void CacheFixture::evict(const std::vector<safemap::LazyTensor>& tensors) const {
     std::vector<std::shared_ptr<safemap::device::Group>> groups;
     for (const safemap::LazyTensor& tensor : tensors)
         if (auto group = view_->owners.find(tensor)) groups.push_back(std::move(group));
-    cache_->evict(groups);
+    cache_->evict(*view_, groups);
 }
 
 void CacheFixture::evict(const safemap::LazyTensor& tensor) const { evict(std::vector{tensor}); }
