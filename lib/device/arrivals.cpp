@@ -538,7 +538,7 @@ void Cache::hurry(const std::shared_ptr<Upload>& upload, const Request& request)
 void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     View& view = upload.view;
     settle_arrival(upload, std::move(failed));
-    end_work(view);  // nothing of the view is used after this
+    end_work(view, 1);  // nothing of the view is used after this
 }
 
 void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
@@ -546,6 +546,7 @@ void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
     decltype(Account::places)::node_type place;  // its end may free memory
     const std::lock_guard lock(mutex_);
     uploads_.erase(upload.place);
+    ++upload.view.arriving;
     upload.group.reset();
     drop_preparation(upload);
     if (!upload.fault) upload.fault = std::move(failed);
@@ -633,9 +634,10 @@ void Cache::drop_preparation(const Upload& upload) noexcept {
     if (preparation && readers_->cancel(*preparation)) --upload.view.working;
 }
 
-/// Notes that an upload, or a preparation, is over. Then its view may end.
-void Cache::end_work(View& view) noexcept {
+/// Notes that a preparation is over, or that as many uploads have arrived. Then its view may end.
+void Cache::end_work(View& view, std::size_t arrived) noexcept {
     const std::lock_guard lock(mutex_);
+    view.arriving -= arrived;
     --view.working;
     changed_.notify_all();
 }

@@ -86,6 +86,7 @@ struct View {
     std::uint64_t promised = 0;         // bytes of the host tier that the plan keeps
     std::uint64_t evictions = 0;
     std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do
+    std::size_t arriving = 0;  // uploads that are over, whose threads may still hold the group
     bool sleeping = false;
     bool stopping = false;
 };
@@ -282,7 +283,7 @@ private:
     void leave(Upload& upload) noexcept;
     void settle_arrival(Upload& upload, std::exception_ptr failed) noexcept;
     void drop_preparation(const Upload& upload) noexcept;
-    void end_work(View& view) noexcept;
+    void end_work(View& view, std::size_t arrived = 0) noexcept;
 
     // Plans.
     std::uint64_t unpromised_host_bytes() const;

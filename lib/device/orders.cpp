@@ -78,6 +78,8 @@ void Cache::unfollow(std::shared_ptr<Plan> plan) noexcept {
     Lock lock(mutex_);
     cancel_if(lock, view, trash,
               [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
+    // Bundles that arrived just now, and that nobody else has.
+    changed_.wait(lock, [&] { return view.arriving == 0; });
     free_kept(lock, view.account);
 }
 
