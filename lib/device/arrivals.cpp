@@ -420,7 +420,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
         };
         lock.unlock();
         try {
-            space.memory = allocate(size, upload, range.get());
+            space.memory = allocate(size, upload, range.get(), request);
         } catch (...) {
             lock.lock();
             end_commit(false);
@@ -435,7 +435,7 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
     if (!space.memory) {
         heap_.gone(size);
         changed_.notify_all();
-        return true;
+        return upload.cancelled || is_wanted(request);
     }
     if (upload.cancelled || holding.memory) {  // another upload into the same block was faster
         space.last = &upload.view.account;
@@ -450,8 +450,9 @@ bool Cache::get_memory(Lock& lock, Upload& upload, const Request& request) {
 }
 
 /// Allocates device memory, at addresses that are kept or at others, unless the upload is cancelled before its turn. If
-/// the device is full, frees what is kept, and tries once more.
-std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload, const AddressRange* range) {
+/// the device is full, frees what is kept, and tries once more, unless the request ends first.
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& upload, const AddressRange* range,
+                                              const Request& request) {
     const auto allocate_in_turn = [&]() -> std::shared_ptr<DeviceMemory> {
         const Turn turn(*this, upload);
         if (!turn.has_come()) return nullptr;
@@ -466,7 +467,8 @@ std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size, const Upload& 
         if (error.code() != Errc::out_of_memory) throw;
     }
     Lock lock(mutex_);
-    while (Space space = heap_.take_to_free(0)) free(lock, std::move(space));
+    while (Space space = heap_.take_to_free(0))
+        if (!free(lock, std::move(space), next_look(request)) && !is_wanted(request)) return nullptr;
     lock.unlock();
     try {
         return allocate_in_turn();

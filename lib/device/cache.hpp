@@ -271,7 +271,8 @@ private:
     void take_picture(Upload& upload) noexcept;
     void end_picture(Upload& upload, bool is_whole) noexcept;
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
-    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload, const AddressRange* range);
+    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload, const AddressRange* range,
+                                           const Request& request);
     void give_back(Space& space) noexcept;
     bool free(Lock& lock, Space space, Deadline deadline = Deadline::max()) noexcept;
     void free_kept(Lock& lock, Account& account) noexcept;
