@@ -144,9 +144,7 @@ void Cache::cancel_request(const BundleData& bundle, const Uploads& uploads) noe
 bool Cache::are_over(const Uploads& uploads) const noexcept {
     if (is_forked()) return true;  // wait() throws
     const std::lock_guard lock(mutex_);
-    // After a fault, wait() throws at once.
-    return std::ranges::any_of(uploads, [](const auto& upload) { return upload->cancelled || upload->fault; }) ||
-           std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
+    return std::ranges::all_of(uploads, [](const auto& upload) { return upload->finished; });
 }
 
 void Cache::help_without_readers(const BundleData& bundle) {

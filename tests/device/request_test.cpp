@@ -7,6 +7,7 @@
 #include <safemap/uploader.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -319,6 +320,46 @@ TEST_CASE("a monitor that refuses or throws ends the wait, and the upload") {
     CHECK_THROWS_WITH(static_cast<void>(world.uploader->acquire(bundle, {}, request)), "the window is closed");
     bytes.counted.go_on();
     CHECK_OK(world.uploader->acquire(bundle));
+}
+
+TEST_CASE("a request is not late if the device is full, and a stream still uses the memory that could be freed") {
+    const auto fake = std::make_shared<FakeDevice>();
+    FakeDevice::Stream stream;
+    World world(100'000, fake);
+    const Bytes before("before", 30'000);
+    const Bytes bytes("t", 20'000);
+    static_cast<void>(world.uploader->acquire(world.bundle(before), stream.native()));
+    const Bundle bundle = world.bundle(bytes);
+    fake->full = true;
+    std::atomic<bool> over = false;
+    std::thread thread([&] {
+        CHECK_FAULT(world.uploader->acquire(bundle, {}, within(20)), Errc::deadline_passed);
+        over = true;
+    });
+    for (int i = 0; i < 2000 && !over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(over);
+    fake->full = false;
+    stream.finish();
+    thread.join();
+    CHECK_OK(world.uploader->acquire(bundle));
+}
+
+TEST_CASE("a lease is not ready if one of its tensors failed, and wait() still waits for another one") {
+    World world;
+    const Bytes fails("fails", 1'000);
+    const Bytes slow("slow", 1'000);
+    const Bundle first = world.bundle(fails);
+    const Bundle second = world.bundle(slow);
+    const Bundle both = world.uploader->bundle(std::vector{fails.tensor, slow.tensor});
+    fails.counted.fail_after(0);
+    slow.counted.hold();
+    Lease ticket = world.uploader->request(both);
+    CHECK(soon([&] { return fails.counted.reads() == 1 && slow.counted.reads() == 1; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK_FALSE(ticket.ready());
+    slow.counted.go_on();
+    CHECK(soon([&] { return ticket.ready(); }));
+    CHECK_FAULT(ticket.wait(), Errc::io_error);
 }
 
 }  // namespace request_test
