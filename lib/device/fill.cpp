@@ -198,8 +198,8 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
             readers_->give_back(std::move(worker));
         }
         return record_or_drain(queue);
-    } catch (const Error&) {
-        note_failure(std::current_exception());
+    } catch (const Error& error) {
+        note_failure(std::make_exception_ptr(error));  // a copy, because the caller may add to this one
         throw;
     }
 }
