@@ -231,11 +231,7 @@ private:
 void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps, const Request& request) noexcept {
     Space space;
     bool in_time = true;
-    static const std::string none;
-    const std::vector<LazyTensor>& tensors = upload->group->layout.tensors;
-    const std::string& tensor =
-        tensors.size() == 1 ? tensors.front().name() : none;  // not copied: there may be no memory
-    std::exception_ptr fault = fault_of(tensor, [&] { in_time = provide(*upload, request, space); });
+    std::exception_ptr fault = fault_of(upload->group->layout, [&] { in_time = provide(*upload, request, space); });
     if (fault) note_failure(fault);
     Lock lock(mutex_);
     if (!in_time && !upload->cancelled) {

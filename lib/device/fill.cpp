@@ -93,7 +93,7 @@ void FillTask::choose_way(const DeviceEvent* before) {
 }
 
 bool FillTask::run(std::size_t job, Worker& worker) noexcept {
-    std::exception_ptr fault = fault_of(plan_.tensor(layout_, job).name(), [&] {
+    std::exception_ptr fault = fault_of(layout_, [&] {
         if (in_place_) fill_in_place(job, worker);
         else fill_staged(job, worker);
     });
@@ -127,7 +127,7 @@ void FillTask::fill_staged(std::size_t job, Worker& worker) {
 }
 
 void FillTask::finish() noexcept {
-    std::exception_ptr fault = fault_of(layout_.tensors.front().name(), [&] { require_unchanged(layout_.tensors); });
+    std::exception_ptr fault = fault_of(layout_, [&] { require_unchanged(layout_.tensors); });
     // Now, because a queue of the readers may have the task for longer: the caller's memory and sources can go.
     plan_ = {};
     places_.clear();

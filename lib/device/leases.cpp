@@ -348,7 +348,7 @@ void Cache::order(const BundleData& bundle, NativeStream stream, const Request& 
 void Cache::order(Group& group, NativeStream stream, const Request& request) {
     require_own_process();  // the copies are of the other one, and so is who might have the lock
     bool all_done = true;
-    const auto fault = fault_of(group.layout.tensors.front().name(), [&] {
+    const auto fault = fault_of(group.layout, [&] {
         for (const Fence& fence : group.on_device->ready) {
             if (fence.event->done()) continue;
             if (stream) {

@@ -27,8 +27,8 @@ Upload::Upload(std::shared_ptr<Group> of)
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
                                    [&] { return cache_.readers_->help_demand(worker); }};
-    std::exception_ptr failed = fault_of(group->on_device->plan.tensor(group->layout, job).name(),
-                                         [&] { filling.fill(group->layout, group->on_device->plan, job, worker, taker); });
+    std::exception_ptr failed = fault_of(
+        group->layout, [&] { filling.fill(group->layout, group->on_device->plan, job, worker, taker); });
     if (!failed) {
         left.fetch_sub(group->on_device->plan.bytes(job), std::memory_order_relaxed);
         return true;
@@ -48,7 +48,7 @@ void Upload::note(std::exception_ptr failed) noexcept {
 
 void Upload::copy_picture() noexcept {
     const Extent all{0, group->layout.size};
-    std::exception_ptr failed = fault_of(group->layout.tensors.front().name(), [&] {
+    std::exception_ptr failed = fault_of(group->layout, [&] {
         filling.copy_picture(std::span(&all, 1), demanded ? Device::Lane::demand : Device::Lane::bulk);
     });
     if (failed) note(std::move(failed));
@@ -86,7 +86,7 @@ std::vector<FillTarget> Upload::arrived(const Space& space, std::uint64_t offset
 void Upload::finish() noexcept {
     std::exception_ptr failed;
     const auto attempt = [&](auto&& work) {
-        const std::exception_ptr thrown = fault_of(group->layout.tensors.front().name(), work);
+        const std::exception_ptr thrown = fault_of(group->layout, work);
         if (!failed) failed = thrown;
     };
     attempt([&] { require_unchanged(group->layout.tensors); });

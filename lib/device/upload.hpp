@@ -13,21 +13,20 @@
 #include <exception>
 #include <list>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Returns what `work` throws, or null if it throws nothing. Adds the tensor's name, if there is one, to an Error that
-/// has none, if there is memory for it.
-template <class Work> std::exception_ptr fault_of(const std::string& tensor, Work&& work) noexcept {
+/// Returns what `work` for these tensors throws, or null if it throws nothing. If it is one tensor, adds its name to an
+/// Error that has none, if there is memory for it. Errors of reading have the name of one of several.
+template <class Work> std::exception_ptr fault_of(const Layout& layout, Work&& work) noexcept {
     try {
         work();
         return nullptr;
     } catch (Error& error) {
         try {
-            if (!tensor.empty()) error.with_tensor(tensor);
+            if (layout.tensors.size() == 1) error.with_tensor(layout.tensors.front().name());
         } catch (...) {
         }
         return std::current_exception();

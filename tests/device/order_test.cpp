@@ -224,4 +224,13 @@ TEST_CASE("a device that fails while leases are held ends them safely") {
     CHECK(two.fake->allocated == 0);
 }
 
+TEST_CASE("when a copy of a bundle of several tensors fails, no tensor is blamed") {
+    const Two two;
+    const Bytes third("third", 100);
+    const Bytes fourth("fourth", 100);
+    const BundlePtr both = two.cache.bundle({third.tensor, fourth.tensor});
+    two.fake->fail_device = 0;
+    check_error(error_of([&] { two.cache.acquire(both); }), {Errc::device_failed}, {}, {.tensor = ""});
+}
+
 }  // namespace order_test
