@@ -85,7 +85,7 @@ struct View {
     std::uint64_t bytes_from_host = 0;  // bytes of these that came from the host tier
     std::uint64_t promised = 0;         // bytes of the host tier that the plan keeps
     std::uint64_t evictions = 0;
-    std::size_t working = 0;  // uploads that are not over, and preparations that readers have to do
+    std::size_t working = 0;   // uploads that are not over, and preparations that readers have to do
     std::size_t arriving = 0;  // uploads that are over, whose threads may still hold the group
     bool sleeping = false;
     bool stopping = false;

@@ -25,7 +25,7 @@ struct Account;
 struct Space {
     std::shared_ptr<DeviceMemory> memory = {};
     Fences fences = {};
-    Account* last = nullptr;  // the account that had it last; lives until its memory is gone
+    Account* last = nullptr;                 // the account that had it last; lives until its memory is gone
     std::weak_ptr<AddressRange> range = {};  // the groups that its addresses are kept for, if any
 
     explicit operator bool() const noexcept { return memory != nullptr; }

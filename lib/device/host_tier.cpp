@@ -110,7 +110,8 @@ void HostTier::remove(Picture& picture) noexcept {
     pictures_[picture.at]->at = picture.at;
     pictures_.pop_back();
     picture.at = Picture::nowhere;
-    Spare spare{std::move(picture.buffer), picture.size(), &picture.group.view->account, std::exchange(picture.copies, {})};
+    Spare spare{std::move(picture.buffer), picture.size(), &picture.group.view->account,
+                std::exchange(picture.copies, {})};
     try {
         if (spare.buffer) return spares_.push_back(spare);
     } catch (const std::bad_alloc&) {  // freed instead

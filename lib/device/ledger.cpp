@@ -429,8 +429,7 @@ void Heap::keep(Space space) noexcept {
 }
 
 Space Heap::take_of(const Account& account) noexcept {
-    const auto found =
-        std::ranges::find_if(kept_, [&](const auto& one) { return one.second.last == &account; });
+    const auto found = std::ranges::find_if(kept_, [&](const auto& one) { return one.second.last == &account; });
     if (found == kept_.end()) return {};
     Space space = std::move(found->second);
     kept_.erase(found);

@@ -27,8 +27,8 @@ Upload::Upload(std::shared_ptr<Group> of)
 bool Upload::run(std::size_t job, Worker& worker) noexcept {
     const StagingRing::Taker taker{[&] { return demanded ? Device::Lane::demand : Device::Lane::bulk; },
                                    [&] { return cache_.readers_->help_demand(worker); }};
-    std::exception_ptr failed = fault_of(
-        group->layout, [&] { filling.fill(group->layout, group->on_device->plan, job, worker, taker); });
+    std::exception_ptr failed =
+        fault_of(group->layout, [&] { filling.fill(group->layout, group->on_device->plan, job, worker, taker); });
     if (!failed) {
         left.fetch_sub(group->on_device->plan.bytes(job), std::memory_order_relaxed);
         return true;
