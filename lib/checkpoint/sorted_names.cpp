@@ -94,8 +94,7 @@ std::optional<std::vector<NamedTensor>> SortedNames::find(const Checkpoint& chec
     // The other names of a tensor have higher numbers than its own one.
     std::ranges::sort(numbers, {},
                       [&](std::uint32_t number) { return std::pair(entry(checkpoint, number).tensor, number); });
-    const auto repeated = std::ranges::unique(numbers);
-    numbers.erase(repeated.begin(), repeated.end());
+    numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
     std::vector<NamedTensor> names;
     for (const std::uint32_t number : numbers)
         if (const NamedTensor found = entry(checkpoint, number); selection.matches(found.name)) names.push_back(found);

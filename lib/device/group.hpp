@@ -132,21 +132,18 @@ public:
 
     Word word = {};
     Record* counts = nullptr;  // the record of its memory: its own, or that of a block; does not change while resident
-    std::atomic<std::uint64_t> used = 0;  // the cache's time of the last lease
-    std::uint64_t announced = 0;          // the cache's time of the last prefetch
-    /// True while the copies that brought the group may be in progress.
-    std::atomic<bool> pending = false;
+    std::atomic<std::uint64_t> used = 0;        // the cache's time of the last lease
+    std::uint64_t announced = 0;                // the cache's time of the last prefetch
+    std::atomic<bool> pending = false;          // the copies that brought the group may be in progress
+    bool stays = false;                         // a plan decided that it stays on the device, once it is there
+    Hosting hosting = Hosting::by_policy;       // a plan may decide that
+    std::atomic<std::uint32_t> slot = no_slot;  // a plan decided that it shares this slot with others
 
     std::shared_ptr<DeviceMemory> memory = {};  // set while resident
     std::uint64_t offset = 0;                   // place of the layout in that memory, bytes
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
-
-    // Decisions of a plan.
-    Hosting hosting = Hosting::by_policy;
-    bool stays = false;                         // it stays on the device, once it is there
-    std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others
 };
 
 /// The contents of a Bundle. They do not change, but the index of names is made on first use.
