@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -232,6 +233,55 @@ TEST_CASE("memory at kept addresses makes way for others, and comes back there")
     CHECK(read_back(*fake, held[0]) == value_of(weight.tensor));
     CHECK(fake->peak <= 1'000'000);
     CHECK(fake->was_used_well());
+}
+
+TEST_CASE("a block that a group is to come back to does not make way for that group") {
+    constexpr std::uint64_t most = 1'100'000;
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, {.device_budget = most, .readers = 1, .keep_addresses = true});
+    const Bytes first("first", 256);
+    const Bytes second("second", 256);
+    const Bytes recent("recent", 512'000);
+    const Bytes opener("opener", 9'000);  // does not fit into the first block
+    // With both blocks and `recent`, 64 bytes too many.
+    const Bytes large("large", most / 64 * 64 - 512'000 - 4096 - 9'216 + 64);
+    const BundlePtr one = cache.bundle(first.tensor);
+    const BundlePtr two = cache.bundle(second.tensor);
+    const BundlePtr other = cache.bundle(recent.tensor);
+    cache.acquire(one);
+    const Spot before = spot_of(cache.acquire(two));
+    CHECK(cache.sleep() == 0);
+    cache.acquire(one);
+    const Held open = cache.acquire(cache.bundle(opener.tensor));  // its block is the open one now
+    cache.prefetch(other);                                         // goes after what was acquired
+    CHECK(soon([&] { return other->groups.front()->word.state() == device::Word::State::resident; }));
+    const Held held = cache.acquire(cache.bundle({second.tensor, large.tensor}));
+    CHECK(spot_of(held) == before);
+    CHECK(cache.try_acquire(one).has_value());
+    CHECK(fake->peak <= most);
+    CHECK(fake->was_used_well());
+}
+
+TEST_CASE("a group that comes back waits until its cancelled upload writes to its place no more") {
+    const Model model(Device::open("host"));
+    const std::vector<Spot> before = model.spots();
+    CHECK(model.cache.sleep() == 0);
+    const Counted& source = model.tensors[3].counted;
+    source.hold();
+    const std::uint64_t reads = source.reads();
+    model.cache.prefetch(model.bundles[3]);
+    CHECK(soon([&] { return source.reads() == reads + 1; }));
+    std::thread sleeper([&] { static_cast<void>(model.cache.sleep()); });
+    const device::Group& group = *model.bundles[3]->groups.front();
+    CHECK(soon([&] { return group.word.state() == device::Word::State::absent; }));
+    std::thread user([&] { CHECK(spot_of(model.acquire(3)) == before[3]); });
+    CHECK(soon([&] { return group.word.state() == device::Word::State::arriving; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(source.reads() == reads + 1);
+    source.go_on();
+    sleeper.join();
+    user.join();
+    CHECK(model.spots() == before);
 }
 
 TEST_CASE("memory that cannot be had again is an error, and the next attempt has the address") {
