@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -246,4 +247,60 @@ TEST_CASE("an uploader, an order and a request end without memory") {
             CHECK(three.fake->was_used_well());
         }
     }
+}
+
+TEST_CASE("an order, a request, a fill, sleep and wake without memory throw, and can be tried again") {
+    const Three three(50'000);
+    const auto view = three.cache.view();
+    Cache& cache = *view->cache;
+    const std::vector<BundlePtr> bundles = {three.cache.bundle(three.a.tensor), three.cache.bundle(three.b.tensor),
+                                            three.cache.bundle(three.c.tensor)};
+    const auto all_is_well = [&] {
+        // Faults of uploads that nobody waited for are thrown once.
+        for (const BundlePtr& bundle : bundles) {
+            try {
+                three.cache.acquire(bundle);
+            } catch (const std::bad_alloc&) {
+            } catch (const Error& error) {
+                CHECK(error.code() == Errc::out_of_memory);
+            }
+        }
+        for (const Bytes* const one : {&three.a, &three.b, &three.c}) three.check(*one);
+    };
+    std::shared_ptr<device::Plan> plan;
+    const std::vector<BundlePtr> order = {bundles[0], bundles[1]};
+    CHECK(fail_each_allocation([&] { plan = cache.follow(*view, order, true); },
+                               [&] {
+                                   if (plan) cache.unfollow(std::move(plan));
+                                   CHECK(view->plan == nullptr);
+                                   all_is_well();
+                               }) > 5);
+    CHECK(fail_each_allocation(
+              [&] {
+                  const auto uploads = cache.try_request(*bundles[0], {});
+                  if (!uploads) return;
+                  cache.end_request(*bundles[0], {}, *uploads);
+                  const Held ends(bundles[0]);
+              },
+              all_is_well) > 5);
+    const auto memory = three.fake->allocate(30'000);
+    CHECK(fail_each_allocation(
+              [&] {
+                  const FillTarget target{three.a.tensor, memory->handle(), 30'000};
+                  cache.fill(*view, std::span(&target, 1), {})->wait();
+              },
+              all_is_well) > 5);
+    CHECK(fail_each_allocation([&] { three.cache.sleep(); },
+                               [&] {
+                                   three.cache.wake();
+                                   all_is_well();
+                               }) > 0);
+    three.cache.sleep();
+    CHECK(fail_each_allocation([&] { three.cache.wake(); },
+                               [&] {
+                                   all_is_well();
+                                   three.cache.sleep();
+                               }) > 0);
+    CHECK(three.fake->peak <= 80'000);
+    CHECK(three.fake->was_used_well());
 }
