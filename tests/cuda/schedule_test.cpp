@@ -1,5 +1,6 @@
-// Random schedules of several threads on the stub of the CUDA driver: two uploaders, on one device or two, and streams
-// that are held back at random. The stub finds work that is not in order; kernels see the right values.
+// Random schedules of several threads on the stub of the CUDA driver: two uploaders, on one device or two, which are
+// destroyed and made anew meanwhile, and streams that are held back at random. The stub finds work that is not in
+// order; kernels see the right values.
 #include "cuda/fixture.hpp"
 #include "cuda/stub_cuda.hpp"
 #include "device/cache_fixture.hpp"
@@ -18,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -41,21 +43,22 @@ struct Scene {
     bool fails = false;  // allocations fail, and host memory is not locked
 };
 
-/// Bundles of one uploader, and the checksums of their tensors.
+/// Bundles of one uploader at a time, and the checksums of their tensors.
 struct Shelf {
     int ordinal;
     std::uint64_t budget;
     std::shared_ptr<Device> device = Device::open("cuda:" + std::to_string(ordinal));
+    DeviceBudget memory = DeviceBudget(device, {budget, 12'288});
     std::deque<Bytes> stored = {};
-    std::vector<Bundle> bundles = {};
-    std::vector<std::vector<std::uint64_t>> sums = {};  // parallel to bundles and their tensors
+    std::vector<std::vector<LazyTensor>> parts = {};
+    std::vector<std::vector<std::uint64_t>> sums = {};  // parallel to the parts and their tensors
+    std::shared_mutex calls = {};                       // shared by calls of the uploader's members
     std::unique_ptr<Uploader> uploader = {};
-    std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
-    UploadOrder order = {};  // guarded by the mutex
+    std::vector<Bundle> bundles = {};  // parallel to the parts
+    std::mutex mutex = {};
+    UploadOrder order = {};  // guarded by the mutex; its uploader may have ended
 
-    Shelf(StubCuda& stub, int on, std::uint64_t bytes, std::vector<std::uint64_t> sizes)
-        : ordinal(on), budget(bytes), uploader(new Uploader(device, no_tensors(), {budget, 12'288, 2})) {
-        std::vector<LazyTensor> pair;
+    Shelf(StubCuda& stub, int on, std::uint64_t bytes, std::vector<std::uint64_t> sizes) : ordinal(on), budget(bytes) {
         for (const std::uint64_t size : sizes) {
             for (int i = 0; i < 2; ++i) stored.emplace_back("t" + std::to_string(stored.size()), size);
             add(stub, {stored[stored.size() - 2].tensor, stored.back().tensor});
@@ -63,9 +66,18 @@ struct Shelf {
         // Bundles whose tensors others own.
         add(stub, {stored[1].tensor, stored[2].tensor, stored[5].tensor});
         add(stub, {stored[6].tensor, stored[0].tensor});
+        replace();
+    }
+    /// Makes an uploader. Returns the one before, which nobody calls any more.
+    std::unique_ptr<Uploader> replace() {
+        auto before =
+            std::exchange(uploader, std::make_unique<Uploader>(memory, no_tensors(), UploadOptions{.readers = 2}));
+        bundles.clear();
+        for (const auto& tensors : parts) bundles.push_back(uploader->bundle(tensors));
+        return before;
     }
     void add(StubCuda& stub, const std::vector<LazyTensor>& tensors) {
-        bundles.push_back(uploader->bundle(tensors));
+        parts.push_back(tensors);
         sums.emplace_back();
         for (const LazyTensor& tensor : tensors) sums.back().push_back(stub.checksum(value_of(tensor)));
     }
@@ -154,7 +166,10 @@ public:
         }
         tickets_.clear();
         leases_.clear();
-        for (Shelf& shelf : stage_.shelves) shelf.uploader->wake();
+        for (Shelf& shelf : stage_.shelves) {
+            const std::shared_lock calls(shelf.calls);
+            shelf.uploader->wake();
+        }
         for (void* const stream : streams_) stage_.stub.synchronize(stream);  // before memory of ours is freed
     }
 
@@ -181,12 +196,15 @@ private:
     }
 
     void act() {
+        if (below(60) == 0) return replace();
+        if (below(16) == 0) return answer();
+        const std::shared_lock calls(shelf().calls);
         const std::size_t number = any_bundle();
         switch (below(16)) {
             case 0: return take_without_stream(number);
             case 1: return try_take(number);
             case 2: return ask(number);
-            case 3: return answer();
+            case 3:
             case 4: return shelf().uploader->prefetch(std::vector{shelf().bundles[number], any()});
             case 5: return shelf().uploader->evict(shelf().bundles[number]);
             case 6: return follow();
@@ -200,6 +218,14 @@ private:
                 if (below(4) == 0) static_cast<void>(shelf().uploader->sleep());
                 return shelf().uploader->wake();
             default: return take(number);
+        }
+    }
+    /// Ends an uploader while others use its leases, requests and order.
+    void replace() {
+        std::unique_ptr<Uploader> before;
+        {
+            const std::lock_guard lock(shelf().calls);
+            before = shelf().replace();
         }
     }
     Bundle any() { return shelf().bundles[any_bundle()]; }
@@ -293,7 +319,7 @@ private:
         std::vector<Bundle> bundles;
         if (below(3) > 0)
             for (std::size_t i = 2 + below(6); i > 0; --i) bundles.push_back(any());
-        const std::lock_guard lock(*shelf().mutex);
+        const std::lock_guard lock(shelf().mutex);
         shelf().order.end();
         if (bundles.empty()) return;
         shelf().order = below(3) > 0 ? shelf().uploader->follow(bundles) : shelf().uploader->follow_once(bundles);
