@@ -50,8 +50,8 @@ public:
     void reset();
 
     /// Ends the order. Drops the bundles that nobody else has, and gives the memory back to the device that the
-    /// uploader keeps for no bundle; waits for the work of streams that still uses that memory. Bundles that the program
-    /// has stay on the device as any others. Then the uploader can follow another order.
+    /// uploader keeps for no bundle; waits for the work of streams that still uses that memory. Bundles that the
+    /// program has stay on the device as any others. Then the uploader can follow another order.
     void end() noexcept;
 
 private:

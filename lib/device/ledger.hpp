@@ -219,7 +219,7 @@ public:
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
     /// largest. Returns nothing if nothing is kept. It counts until gone() is called.
     Space take_to_free(std::uint64_t size) noexcept;
-    /// Takes kept memory that an account had last, to free it. Returns nothing if there is none.
+    /// Takes kept memory that an account had last, to free it. Returns nothing without such memory.
     Space take_of(const Account& account) noexcept;
 
     /// Returns true if `size` new bytes fit.

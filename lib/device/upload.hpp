@@ -84,7 +84,7 @@ public:
     Holding* block = nullptr;  // cancelled upload of a small group: the block that its jobs may still write to
     std::list<Upload*>::iterator place = {};  // in the cache's list
 
-    // Of a cancelled upload.
+    // After it was cancelled.
     enum class Rest : std::uint8_t { nothing, group, copies };
     Rest rest = Rest::nothing;  // left to do without the lock: to destroy the owner of its group, or to fence copies
     std::shared_ptr<Upload> next_cancelled = {};

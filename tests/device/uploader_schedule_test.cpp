@@ -140,7 +140,7 @@ private:
     struct Taken {
         std::size_t number;
         Lease lease;
-        std::stop_source stop = {};  // of a request
+        std::stop_source stop = {};  // for a request
     };
     using Calls = std::shared_lock<std::shared_mutex>;
 
