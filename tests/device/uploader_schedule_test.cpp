@@ -184,7 +184,7 @@ private:
         return error.code() == Errc::invalid_argument && error.message().ends_with("end that first");
     }
     Request any_request(std::stop_token stop = {}) {
-        Request request{.priority = static_cast<int>(below(3)), .stop = std::move(stop)};
+        Request request{.priority = static_cast<int>(below(3)), .monitor = {.stop = std::move(stop)}};
         if (below(4) == 0) request.deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(below(500));
         return request;
     }
