@@ -81,7 +81,8 @@ std::uint64_t StagingRing::peak() const {
 
 StagingRing::Loan StagingRing::take(const Taker& taker) {
     Loan loan(*this, take_slot(taker));
-    if (const auto copy = std::move(loan.slot_.copy)) wait_until_done(*copy);
+    if (loan.slot_.copy) loan.slot_.copy->wait();  // if the device failed, it may still read the buffer
+    loan.slot_.copy.reset();
     return loan;
 }
 

@@ -86,7 +86,7 @@ public:
         std::function<bool()> help = {};
     };
     /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
-    /// be allocated.
+    /// be allocated, and device_failed.
     Loan take(const Taker& taker);
     Loan take(Device::Lane lane) {
         return take({[lane] { return lane; }});

@@ -352,9 +352,7 @@ TEST_CASE("a cache that sleeps survives each call of the driver that fails, and 
                 CHECK(stub.take_findings() == "");
             }
             if (name == "cuCtxPopCurrent_v2" || name == "cuThreadExchangeStreamCaptureMode") continue;
-            // Slabs of a device that failed are written again: no copy out of them counts any more.
-            for (const std::string& finding : stub.findings())
-                CHECK(finding == "a staging buffer was written while a copy needed it");
+            CHECK(stub.take_findings() == "");
         }
     }
 }
