@@ -134,7 +134,9 @@ void acquire_planned(benchmark::State& state) {
     const auto stays =
         std::ranges::find_if(middle, [&](const Bundle& one) { return bundles.uploader.try_acquire(one).has_value(); });
     if (stays == middle.end()) return state.SkipWithError("no bundle stays");
-    for (int next = 0; next < 4; ++next) {  // slots get the bundles that come after it
+    // Slots get the bundles that come after it.
+    for (std::uint64_t before = 0; before != allocations;) {
+        before = allocations;
         static_cast<void>(bundles.uploader.acquire(*stays));
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }

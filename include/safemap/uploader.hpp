@@ -113,7 +113,8 @@ public:
     Uploader& operator=(const Uploader&) = delete;
 
     /// Makes a bundle of the tensors of Checkpoint::select(). Reads nothing. Takes time linear in the names of the
-    /// checkpoint. Throws tensor_not_found as select() does, and budget_exceeded for more than 2^64 bytes.
+    /// checkpoint, and from the ninth time on only in those that begin as the selection says. Throws tensor_not_found
+    /// as select() does, and budget_exceeded for more than 2^64 bytes.
     Bundle bundle(const Selection& selection);
     /// Makes a bundle of tensors that need not be in the checkpoint, such as slices for a rank, or casts. Takes time
     /// linear in their number. Tensors with the same elements are uploaded once.
