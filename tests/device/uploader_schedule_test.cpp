@@ -377,8 +377,15 @@ void acquire_each(Stage& stage) {
         }
 }
 
-/// Returns the number of leases.
-int run_play(const Play& play, unsigned seed) {
+/// What happened in some schedules.
+struct Tally {
+    int leases = 0;
+    int ended = 0;
+    int filled = 0;
+    int forked = 0;
+};
+
+void run_play(const Play& play, unsigned seed, Tally& tally) {
     CAPTURE(seed);
     const Watchdog watchdog(seed);
     Stage stage(play, seed);
@@ -421,20 +428,28 @@ int run_play(const Play& play, unsigned seed) {
         CHECK(stage.fake->allocated == 0);
         CHECK(stage.fake->was_used_well());
     }
-    return findings.acquired;
+    tally.leases += findings.acquired;
+    tally.ended += stage.ended;
+    tally.filled += stage.filled;
+    tally.forked += stage.forked;
 }
 
 /// Plays with a small budget, and with one in which small groups share blocks, until there were so many leases.
 void play_until(int leases, Play play) {
     const unsigned first = soak::seed(0) % 1'000'000;
-    int taken = 0;
+    Tally tally;
     unsigned i = 0;
-    for (; taken < leases && i < 10'000; ++i) {
+    for (; tally.leases < leases && i < 10'000; ++i) {
         play.budget = i % 4 == 3 ? 1'200'000 : 40'000;
-        taken += run_play(play, first + i);
+        run_play(play, first + i, tally);
     }
-    MESSAGE(taken << " leases in " << i << " schedules");
-    CHECK(taken >= leases);
+    MESSAGE(tally.leases << " leases, " << tally.ended << " uploaders ended, " << tally.filled << " fills, "
+                         << tally.forked << " forks in " << i << " schedules");
+    CHECK(tally.leases >= leases);
+    if (!soak::whole()) return;  // a few schedules may be without
+    CHECK(tally.ended > leases / 100);
+    CHECK(tally.filled > leases / 100);
+    CHECK(tally.forked >= (play.forks ? leases / 100 : 0));
 }
 
 int leases(int all) { return soak::rounds(all, 100); }
