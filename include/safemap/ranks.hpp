@@ -20,7 +20,7 @@ struct Rank {
 };
 
 /// A row of a table that says how ranks share tensors. Weights of linear layers are [out, in], as in PyTorch;
-/// `dimension` is for others. docs/device.md, "Ranks", has a table for models like Llama.
+/// `dimension` is for others. docs/ranks.md has a table for models like Llama.
 ///
 /// Example:
 ///     const RankRule rules[] = {

@@ -90,6 +90,7 @@ using namespace safemap::literals;
 namespace pages {
 void use(const safemap::LazyTensor&);
 void run(const safemap::DeviceTensor&);
+void launch_repack(void*, void*, std::uint64_t);
 void give_to_python(safemap::dlpack::ManagedTensorVersioned*);
 safemap::dlpack::ManagedTensorVersioned* take_from_python();
 void fetch(std::uint64_t, std::span<std::byte>);
