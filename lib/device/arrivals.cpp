@@ -540,12 +540,12 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
 }
 
 void Cache::settle_arrival(Upload& upload, std::exception_ptr failed) noexcept {
-    const auto group = upload.group;
     decltype(Account::places)::node_type place;  // its end may free memory
+    std::shared_ptr<Group> group;                // outlives the lock
     const std::lock_guard lock(mutex_);
+    group = std::move(upload.group);
     uploads_.erase(upload.place);
     ++upload.view.arriving;
-    upload.group.reset();
     drop_preparation(upload);
     if (!upload.fault) upload.fault = std::move(failed);
     upload.finished = true;

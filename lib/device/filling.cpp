@@ -66,6 +66,10 @@ DeviceQueue& Filling::enter(Device::Lane lane) {
 }
 
 void Filling::record(Device::Lane last, const Hook& arrived) {
+    if (!has_copies()) {
+        if (arrived) arrived({}, space_, offset_);
+        return;
+    }
     const Device::Lane other = last == Device::Lane::demand ? Device::Lane::bulk : Device::Lane::demand;
     std::exception_ptr fault;
     for (const Device::Lane lane : {other, last}) {
@@ -99,6 +103,7 @@ void Filling::end_lane(Device::Lane lane, const Hook& arrived) {
 
 Space Filling::end() noexcept {
     Space space = std::move(space_);
+    picture_.reset();  // a task may stay in a queue without readers
     if (recorded_.empty()) return space;
     space.fences = std::move(recorded_);  // they are done after those of before
     return space;

@@ -76,10 +76,12 @@ void Cache::unfollow(std::shared_ptr<Plan> plan) noexcept {
     plan.reset();  // bundles that nobody else has, but those on their way
     Trash trash;
     Lock lock(mutex_);
+    // Threads that have brought a bundle may still hold it.
+    const auto wait_for_arriving = [&] { changed_.wait(lock, [&] { return view.arriving == 0; }); };
+    wait_for_arriving();
     cancel_if(lock, view, trash,
               [](const Upload& upload) { return upload.group.use_count() == 1 && !upload.group->word.leased(); });
-    // Bundles that arrived just now, and that nobody else has.
-    changed_.wait(lock, [&] { return view.arriving == 0; });
+    wait_for_arriving();
     free_kept(lock, view.account);
 }
 

@@ -56,7 +56,8 @@ NoMoreThreads::~NoMoreThreads() {
     ::pthread_attr_destroy(&before_);
 }
 
-ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed) : schedule(wanted) {
+ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed)
+    : host_bytes(seed / 4 % 4 * wanted.budget / 2), schedule(wanted) {
     if (schedule.staged || schedule.mapped) {
         device = fake = std::make_shared<FakeDevice>();
         fake->maps = schedule.mapped;
@@ -113,5 +114,6 @@ int ScheduleGround::over_budget() const {
     // The caches were asked one after the other, so tensors of one may have made way for those of the next.
     const bool by_cache = peak > schedule.budget || (caches.size() == 1 && resident > schedule.budget);
     const bool by_device = fake && fake->peak > schedule.budget;
-    return (by_cache ? 1 : 0) + (by_device ? 1 : 0);
+    const bool by_tier = shared->stats().peak_host_bytes > host_bytes;
+    return (by_cache ? 1 : 0) + (by_device ? 1 : 0) + (by_tier ? 1 : 0);
 }

@@ -93,7 +93,10 @@ struct ScheduleGround {
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
     ScheduleGround(const Schedule& wanted, unsigned seed);
-    safemap::DeviceBudgetOptions options() const { return {.device_bytes = schedule.budget, .staging_bytes = 12'288}; }
+    const std::uint64_t host_bytes;  // of the host tier
+    safemap::DeviceBudgetOptions options() const {
+        return {.device_bytes = schedule.budget, .staging_bytes = 12'288, .host_bytes = host_bytes};
+    }
 
     /// Adds a tensor of `size` bytes.
     const Bytes& add(std::uint64_t size);

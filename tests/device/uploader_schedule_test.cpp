@@ -28,6 +28,7 @@
 #include <optional>
 #include <random>
 #include <shared_mutex>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -65,6 +66,8 @@ struct Stage : ScheduleGround {
     std::atomic<int> ended = 0;   // uploaders that were destroyed
     std::atomic<int> forked = 0;  // children that did well
     std::atomic<int> filled = 0;
+    std::atomic<unsigned> arrived = 0;  // calls of the hook
+    std::atomic<bool> is_over = false;  // nothing fails any more
 
     Stage(const Play& of, unsigned seed) : ScheduleGround(of, seed), play(of), readers(1 + seed % 3) {
         budget.emplace(device, options());
@@ -79,7 +82,11 @@ struct Stage : ScheduleGround {
         for (Shelf& shelf : shelves) fill(shelf);
     }
     void fill(Shelf& shelf) {
-        shelf.uploader = std::make_unique<Uploader>(*budget, no_tensors(), UploadOptions{.readers = readers});
+        const auto hook = [this](NativeStream, std::span<const FillTarget>) {
+            if (++arrived % 8 == 0 && play.fails == Fails::reads && !is_over) throw Error(Errc::io_error, "the hook is at its end");
+        };
+        shelf.uploader =
+            std::make_unique<Uploader>(*budget, no_tensors(), UploadOptions{.readers = readers, .on_arrival = hook});
         shelf.bundles.clear();
         for (const auto& several : numbers) {
             std::vector<LazyTensor> tensors;
@@ -410,6 +417,7 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
     findings.check();
     CHECK(findings.followed.load() > 0);
     CHECK(soon([&] { return (count_readers() > 0) == play.has_readers; }));
+    stage.is_over = true;
     stage.stop_failing();
     if (seed % 2 == 0) {
         actors.clear();
@@ -424,7 +432,10 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
     CHECK(findings.wrong_values.load() == 0);
     CHECK(stage.over_budget() == 0);
     CHECK(soon([&] { return stage.budget->stats().device_bytes == 0; }));
+    CHECK(stage.arrived > 0);
     if (stage.fake) {
+        CHECK(soon([&] { return stage.budget->stats().host_bytes == 0; }));
+        CHECK(soon([&] { return *stage.fake->live_staging <= stage.budget->stats().peak_staging_bytes; }));
         CHECK(stage.fake->allocated == 0);
         CHECK(stage.fake->was_used_well());
     }
