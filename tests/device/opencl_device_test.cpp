@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <random>
+#include <span>
 #include <thread>
 
 namespace opencl_device_test {
@@ -319,6 +320,27 @@ TEST_CASE("OpenCL: a kernel of the caller reads what was copied before it") {
     Data expected = source;
     for (std::byte& each : expected) each = static_cast<std::byte>(std::to_integer<unsigned>(each) + 1);
     CHECK(bytes_of(*device, *sums) == expected);
+}
+
+TEST_CASE("OpenCL: a hook computes with what arrived, in the queue of the copies") {
+    if (!available()) return;
+    const Caller caller;
+    const auto device = caller.adopted();
+    const AddOne add_one(caller);
+    const Bytes bytes("t", 5000);
+    std::vector<std::byte> expected = value_of(bytes.tensor);
+    for (std::byte& each : expected) each = static_cast<std::byte>(std::to_integer<unsigned>(each) + 1);
+    for (const std::uint64_t budget : {10'000, 10'000'000}) {  // in memory of its own, and in a block
+        const auto sums = device->allocate(5000);
+        const auto hook = [&](NativeStream stream, std::span<const safemap::FillTarget> tensors) {
+            CHECK(stream.kind == NativeStream::Kind::opencl);
+            const auto memory = device->borrow(tensors[0].address, tensors[0].size);
+            add_one.launch(static_cast<ClQueue>(stream.handle), *memory, tensors[0].offset, *sums);
+        };
+        safemap::Uploader uploader(device, no_tensors(), {.device_budget = budget, .on_arrival = hook});
+        const safemap::Lease lease = uploader.acquire(uploader.bundle(std::span(&bytes.tensor, 1)));
+        CHECK(bytes_of(*device, *sums) == expected);
+    }
 }
 
 TEST_CASE("OpenCL: streams of other kinds, contexts and devices are refused, and the device goes on") {

@@ -242,7 +242,7 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     for (const auto& cache : world.caches) {
         const auto stats = cache->stats();
         CHECK(stats.peak_device_bytes <= schedule.budget);
-        CHECK(stats.bytes_pread >= stats.uploaded_bytes);
+        CHECK(stats.bytes_pread + stats.bytes_from_host >= stats.uploaded_bytes);
     }
     CHECK(world.over_budget() == 0);
     world.caches.clear();

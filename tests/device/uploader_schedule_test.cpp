@@ -83,7 +83,8 @@ struct Stage : ScheduleGround {
     }
     void fill(Shelf& shelf) {
         const auto hook = [this](NativeStream, std::span<const FillTarget>) {
-            if (++arrived % 8 == 0 && play.fails == Fails::reads && !is_over) throw Error(Errc::io_error, "the hook is at its end");
+            if (++arrived % 8 == 0 && play.fails == Fails::reads && !is_over)
+                throw Error(Errc::io_error, "the hook is at its end");
         };
         shelf.uploader =
             std::make_unique<Uploader>(*budget, no_tensors(), UploadOptions{.readers = readers, .on_arrival = hook});
