@@ -93,7 +93,7 @@ struct ScheduleGround {
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
     ScheduleGround(const Schedule& wanted, unsigned seed);
-    const std::uint64_t host_bytes;  // of the host tier
+    const std::uint64_t host_bytes;  // budget of the host tier
     safemap::DeviceBudgetOptions options() const {
         return {.device_bytes = schedule.budget, .staging_bytes = 12'288, .host_bytes = host_bytes};
     }
