@@ -385,7 +385,7 @@ void acquire_each(Stage& stage) {
         }
 }
 
-/// What happened in some schedules.
+/// All that happened in some schedules.
 struct Tally {
     int leases = 0;
     int ended = 0;
