@@ -22,9 +22,11 @@
 #include <safemap/upload_order.hpp>
 #include <safemap/uploader.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -113,6 +115,44 @@ void fills(const Options& options, const Model& model, To to) {
             return measure::seconds([&] { read_blocks(model, model.bytes, memory.bytes(), room, to == To::ring); });
         })
         .print(text(to) + ", fill, beside pread" + (to == To::ring ? " and memcpy" : ""), model.bytes);
+}
+
+/// Copies all layers from memory to fresh memory, by threads that claim blocks.
+double seconds_to_copy(const Model& model, const HugeMemory& from) {
+    return measure::seconds([&] {
+        const HugeMemory to(model.bytes);
+        std::atomic<std::uint64_t> next = 0;
+        std::vector<std::thread> copying;
+        for (unsigned i = 0; i < threads; ++i)
+            copying.emplace_back([&] {
+                for (std::uint64_t at = next.fetch_add(block); at < model.bytes; at = next.fetch_add(block))
+                    std::memcpy(to.bytes() + at, from.bytes() + at, std::min(block, model.bytes - at));
+            });
+        for (std::thread& thread : copying) thread.join();
+    });
+}
+
+/// Brings everything back from the host tier. Of two threads, one is a reader.
+void wakes(const Options& options, const Model& model) {
+    Uploader uploader(open(To::ring), model.checkpoint,
+                      {.device_budget = 2 * model.bytes, .host_bytes = 2 * model.bytes, .readers = 1});
+    const auto all = bundles_of_layers(uploader);
+    const auto lease_all = [&] {
+        for (const Bundle& layer : all) static_cast<void>(uploader.acquire(layer));
+    };
+    lease_all();
+    const HugeMemory from(model.bytes);
+    std::memset(from.bytes(), 1, model.bytes);
+    const auto wake = [&] {
+        uploader.sleep();
+        return measure::seconds([&] {
+            uploader.wake();
+            lease_all();
+        });
+    };
+    measure::Pairs(options.rounds, wake, [&] {
+        return seconds_to_copy(model, from);
+    }).print("ring, wake from the host tier, beside memcpy to fresh memory", model.bytes);
 }
 
 /// Passes over two models of which both together are twice the budget that they share, each layer of one followed by
@@ -347,6 +387,7 @@ void run(const Options& options) {
     first_pass(options, model, To::host);
     for (const To to : {To::host, To::ring}) later_passes(options, model, to);
     for (const To to : {To::host, To::ring}) fills(options, model, to);
+    wakes(options, model);
     shared_budget(options, model);
     stream(options, model);
     for (const To to : {To::host, To::ring})

@@ -171,8 +171,9 @@ void fills(const Options& options, Gpu& gpu, const Model& model) {
         .print("fill", model.bytes);
 }
 
-void wakes(const Options& options, Gpu& gpu, const Model& model) {
-    Uploader uploader(gpu.device, model.checkpoint, {.device_budget = 2 * model.bytes});
+/// Wakes from files, or from a host tier.
+void wakes(const Options& options, Gpu& gpu, const Model& model, std::uint64_t host_bytes) {
+    Uploader uploader(gpu.device, model.checkpoint, {.device_budget = 2 * model.bytes, .host_bytes = host_bytes});
     const auto all = layers::bundles_of_layers(uploader);
     const auto lease_all = [&] {
         for (const Bundle& layer : all) static_cast<void>(uploader.acquire(layer));
@@ -186,7 +187,9 @@ void wakes(const Options& options, Gpu& gpu, const Model& model) {
             lease_all();
         });
     };
-    Pairs(options.rounds, wake, [&] { return gpu.copy(model.bytes); }).print("wake", model.bytes);
+    Pairs(options.rounds, wake, [&] {
+        return gpu.copy(model.bytes);
+    }).print(host_bytes > 0 ? "wake from the host tier" : "wake", model.bytes);
     std::printf("%-58s %9.3g (%.3g to %.3g)\n", "sleep, ms", asleep.median(), asleep.least(), asleep.most());
 }
 
@@ -257,7 +260,7 @@ void run(const Options& options) {
     first_pass(options, gpu, model, 0, true);
     later_passes(options, gpu, model);
     fills(options, gpu, model);
-    wakes(options, gpu, model);
+    for (const std::uint64_t host_bytes : {std::uint64_t{0}, 2 * model.bytes}) wakes(options, gpu, model, host_bytes);
     demands(options, gpu, model);
     leases(gpu, model);
 }
