@@ -422,4 +422,29 @@ TEST_CASE("the work of a hook that throws is over before the memory is written a
     CHECK(stub.take_findings() == "");
 }
 
+TEST_CASE("copies out of the host tier are in order with kernels, and their memory is free at the end") {
+    StubCuda stub;
+    std::vector<std::unique_ptr<Bytes>> stored;
+    for (int i = 0; i < 4; ++i) stored.push_back(std::make_unique<Bytes>("t" + std::to_string(i), 600'000));
+    std::vector<std::uint64_t> sums(40);
+    {
+        // One bundle at a time on the device, three in the tier.
+        Uploader uploader(Device::open("cuda"), no_tensors(),
+                          {.device_budget = 600'000, .staging_bytes = 64_KiB, .host_bytes = 1'800'000});
+        std::vector<Bundle> bundles;
+        for (const auto& one : stored) bundles.push_back(uploader.bundle(std::span(&one->tensor, 1)));
+        void* const stream = stub.make_stream();
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+            const Lease lease = uploader.acquire(bundles[i % 7 % 4], NativeStream::cuda(stream));
+            CHECK(stub.kernel_read(stream, lease.tensors()[0].address(), 600'000, sums[i]));
+        }
+        stub.synchronize(stream);
+        CHECK(uploader.stats().bytes_from_host >= 10 * 600'000);
+        CHECK((stub.is_real() || stub.get("registered_bytes") >= 3 * 600'000));
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) CHECK(sums[i] == stub.checksum(value_of(stored[i % 7 % 4]->tensor)));
+    CHECK((stub.is_real() || stub.get("live_registrations") == 0));
+    CHECK(stub.take_findings() == "");
+}
+
 }  // namespace cuda_order_test
