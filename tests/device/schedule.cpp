@@ -57,7 +57,7 @@ NoMoreThreads::~NoMoreThreads() {
 }
 
 ScheduleGround::ScheduleGround(const Schedule& wanted, unsigned seed)
-    : host_bytes(seed / 4 % 4 * wanted.budget / 2), schedule(wanted) {
+    : schedule(wanted), host_bytes(seed / 4 % 4 * wanted.budget / 2) {
     if (schedule.staged || schedule.mapped) {
         device = fake = std::make_shared<FakeDevice>();
         fake->maps = schedule.mapped;

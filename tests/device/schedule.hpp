@@ -84,6 +84,7 @@ private:
 
 struct ScheduleGround {
     const Schedule schedule;
+    const std::uint64_t host_bytes;  // budget of the host tier
     std::shared_ptr<safemap::Device> device = safemap::Device::open("host");
     std::shared_ptr<FakeDevice> fake = {};  // the same device, if it is a fake
     std::shared_ptr<safemap::device::Cache> shared = {};
@@ -93,7 +94,6 @@ struct ScheduleGround {
     std::vector<std::vector<std::byte>> values = {};  // parallel to stored
 
     ScheduleGround(const Schedule& wanted, unsigned seed);
-    const std::uint64_t host_bytes;  // budget of the host tier
     safemap::DeviceBudgetOptions options() const {
         return {.device_bytes = schedule.budget, .staging_bytes = 12'288, .host_bytes = host_bytes};
     }
