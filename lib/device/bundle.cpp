@@ -33,6 +33,10 @@ std::span<std::byte> DeviceTensor::host_bytes() const noexcept {
 }
 
 const DeviceTensor* device::BundleData::find(std::string_view name) const {
+    if (view->cache->is_forked()) {  // a thread that is not here may be making the index
+        const auto found = std::ranges::find(tensors, name, &DeviceTensor::name);
+        return found != tensors.end() ? &*found : nullptr;
+    }
     const auto name_of = [&](std::uint32_t i) -> std::string_view { return tensors[i].name(); };
     std::call_once(indexed_, [&] {
         auto numbers = std::make_unique<std::uint32_t[]>(tensors.size());

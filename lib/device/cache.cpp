@@ -212,11 +212,16 @@ std::uint64_t Cache::sleep(View& view) {
     start(view);
     Trash trash;
     Lock lock(mutex_);
-    view.sleeping = true;
+    const bool was_sleeping = std::exchange(view.sleeping, true);  // nothing begins meanwhile
     cancel_if(lock, view, trash, [](const Upload& upload) { return !upload.group->word.leased(); });
     std::size_t count = view.asleep.size();
     for (const auto& holding : ledger_.holdings()) count += holding->groups.size();
-    view.asleep.reserve(count);
+    try {
+        view.asleep.reserve(count);
+    } catch (...) {
+        view.sleeping = was_sleeping;
+        throw;
+    }
     // Each owner that is taken here is kept: the last one must not be destroyed under the lock.
     for (const auto& holding : ledger_.holdings())
         for (Group* const group : holding->groups) {

@@ -136,6 +136,7 @@ public:
         const unsigned forks = started_.load(std::memory_order_relaxed);
         return forks != not_started && forks != count_forks();
     }
+    void require_own_process() const;
     /// Returns the number of a new group, which is higher than those before.
     std::uint64_t number_group() noexcept { return ++groups_made_; }
     const std::shared_ptr<Device>& device() const noexcept { return device_; }
@@ -213,7 +214,6 @@ private:
     class Turn;
     struct Room;
 
-    void require_own_process() const;
     void start(const View& view);
 
     // Views.

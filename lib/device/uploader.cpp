@@ -80,6 +80,7 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
 }
 
 Bundle Uploader::bundle(std::string_view name) {
+    impl_->cache.require_own_process();  // before the lock
     {
         const std::lock_guard lock(impl_->mutex);
         const auto known = impl_->named.find(name);
