@@ -104,9 +104,14 @@ bool Cache::make_room(const View& view, std::uint64_t claims, const Ledger::Reac
     if (claims > view.account.cap) return false;
     ledger_.reserve(view.account, claims, missing, reach, room.victims);
     if (!missing || !reach.demanded) return !missing;
-    room.cancelled = missing;
     const Ledger::Missing idle = cancellable(view);
-    return missing.own <= idle.own && missing.all <= idle.all;
+    if (missing.own > idle.own) return false;
+    // Its own prefetches give that. So what is left may go from others.
+    room.cancelled = {.own = missing.own, .all = std::min(missing.own, missing.all)};
+    missing = {.all = missing.all - room.cancelled.all};
+    ledger_.reserve(view.account, claims, missing, reach, room.victims);
+    room.cancelled.all += missing.all;
+    return room.cancelled.all <= idle.all;
 }
 
 /// Returns the slot of each group, if the slot is empty or what is in it can go: that is reserved and added to `turns`.

@@ -434,4 +434,28 @@ TEST_CASE("an uploader that gives memory back waits for no stream that uses memo
     CHECK(fake->was_used_well());
 }
 
+TEST_CASE("an uploader cancels its own prefetch, and takes what a neighbour prefetched, for one demand") {
+    const DeviceBudget budget(Device::open("host"), {.device_bytes = 100'000});
+    Uploader neighbour(budget, no_tensors());
+    Uploader uploader(budget, no_tensors());
+    const Bytes theirs("theirs", 10'000);
+    const Bytes own("own", 50'000);
+    const Bytes whole("whole", 100'000);
+    const Bundle there = neighbour.bundle(std::span(&theirs.tensor, 1));
+    const Bundle comes = uploader.bundle(std::span(&own.tensor, 1));
+    const Bundle wanted = uploader.bundle(std::span(&whole.tensor, 1));
+    neighbour.prefetch(there);
+    CHECK(soon([&] { return neighbour.stats().resident_bytes == 10'000; }));
+    own.counted.hold();
+    uploader.prefetch(comes);
+    CHECK(soon([&] { return own.counted.reads() > 0; }));
+    std::thread thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        own.counted.go_on();
+    });
+    CHECK_OK(uploader.acquire(wanted));
+    thread.join();
+    CHECK(neighbour.stats().resident_bytes == 0);
+}
+
 }  // namespace budget_test
