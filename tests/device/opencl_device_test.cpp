@@ -330,7 +330,8 @@ TEST_CASE("OpenCL: a hook computes with what arrived, in the queue of the copies
     const Bytes bytes("t", 5000);
     std::vector<std::byte> expected = value_of(bytes.tensor);
     for (std::byte& each : expected) each = static_cast<std::byte>(std::to_integer<unsigned>(each) + 1);
-    for (const std::uint64_t budget : {10'000, 10'000'000}) {  // in memory of its own, and in a block
+    for (const std::uint64_t budget :
+         {std::uint64_t{10'000}, std::uint64_t{10'000'000}}) {  // in memory of its own, and in a block
         const auto sums = device->allocate(5000);
         const auto hook = [&](NativeStream stream, std::span<const safemap::FillTarget> tensors) {
             CHECK(stream.kind == NativeStream::Kind::opencl);
