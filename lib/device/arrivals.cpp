@@ -363,7 +363,7 @@ bool Cache::provide(Upload& upload, const Request& request, Space& space) {
 
 /// Takes the picture of a group that is uploaded, or memory for one. Without that, the upload goes through slabs.
 void Cache::take_picture(Upload& upload) noexcept {
-    std::vector<Spare> leaving;
+    Leaving leaving;
     std::shared_ptr<Picture> picture;
     try {
         {
@@ -371,19 +371,29 @@ void Cache::take_picture(Upload& upload) noexcept {
             if (upload.cancelled) return;
             picture = upload.picture = tier_.take(*upload.group, upload.demanded, leaving);
         }
-        if (!picture) return;
-        for (const Spare& spare : leaving)
-            if (spare.size == picture->size()) picture->buffer = spare.buffer;
-        leaving.clear();
-        if (!picture->buffer) picture->buffer = device_->allocate_staging(picture->size());
-        upload.filling.set_picture(picture->buffer);
-        if (!picture->is_whole) clear_padding(upload.group->layout, {0, picture->size()}, 0, picture->buffer->bytes());
-    } catch (const std::exception&) {  // no memory
+        if (!picture) return free(leaving);
+        std::shared_ptr<StagingBuffer>& buffer = picture->memory.front().buffer;
+        for (const HostMemory& one : leaving.memory)
+            if (one.size == picture->size()) buffer = one.buffer;
+        free(leaving);
+        if (!buffer) buffer = device_->allocate_staging(picture->size());
+        if (!picture->is_whole) clear_padding(upload.group->layout, {0, picture->size()}, 0, buffer->bytes());
+        upload.filling.set_picture(buffer);
+    } catch (...) {  // no memory
+        free(leaving);
         if (!picture) return;
         const std::lock_guard lock(mutex_);
         tier_.refuse(*upload.picture);
         upload.picture.reset();
     }
+}
+
+/// Frees host memory, which counts until then.
+void Cache::free(Leaving& leaving) noexcept {
+    leaving.memory.clear();
+    if (leaving.surplus == 0) return;
+    const std::lock_guard lock(mutex_);
+    tier_.gone(std::exchange(leaving.surplus, 0));
 }
 
 /// Ends the use of the picture of an upload, which is over.
@@ -514,12 +524,13 @@ void Cache::give_back(Space& space) noexcept {
 /// Frees what is kept of an account. Others may have work of their own in what they had.
 void Cache::free_kept(Lock& lock, Account& account) noexcept {
     while (Space space = heap_.take_of(account)) free(lock, std::move(space));
-    for (Spare spare; tier_.take_spare(spare, account);) {
+    for (auto spare = tier_.take_spare(account); !spare.empty(); spare = tier_.take_spare(account)) {
+        const std::uint64_t size = spare.front().size;
         lock.unlock();
-        wait_until_done(spare.copies);
-        spare.buffer.reset();
+        wait_until_done(spare.front().copies);
+        spare.clear();
         lock.lock();
-        tier_.gone(spare.size);
+        tier_.gone(size);
     }
 }
 

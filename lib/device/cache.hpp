@@ -269,6 +269,7 @@ private:
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     bool provide(Upload& upload, const Request& request, Space& space);
     void take_picture(Upload& upload) noexcept;
+    void free(Leaving& leaving) noexcept;
     void end_picture(Upload& upload, bool is_whole) noexcept;
     bool get_memory(Lock& lock, Upload& upload, const Request& request);
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size, const Upload& upload, const AddressRange* range,

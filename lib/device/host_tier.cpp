@@ -5,7 +5,6 @@
 #include "device/fences.hpp"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -23,7 +22,7 @@ void wait_until_done(const LaneEvents& copies) noexcept {
         if (copy) wait_until_done(*copy);
 }
 
-std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, std::vector<Spare>& leaving) {
+std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, Leaving& leaving) {
     if (budget_ == 0) return nullptr;
     const std::shared_ptr<Picture>& found = group.on_device->picture;
     if (!found) group.on_device->picture = std::make_shared<Picture>(group);
@@ -35,11 +34,13 @@ std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, std::vector
         if (group.hosting == Hosting::none) return nullptr;
         if (pictures_.size() == pictures_.capacity()) pictures_.reserve(2 * pictures_.size() + 1);
         if (picture.size() == 0 || picture.size() > budget_) return nullptr;
+        HostMemories memory(1, {.size = picture.size(), .last = &group.view->account});
         policy_.came(picture, picture.size(), demanded);  // first, because the policy may choose it to go
         if (!make_room(picture, leaving)) {
             policy_.left(picture);
             return nullptr;
         }
+        picture.memory = std::move(memory);
         if (group.hosting == Hosting::if_room) policy_.let_go_first(picture);
         picture.at = pictures_.size();
         pictures_.push_back(&picture);
@@ -50,36 +51,41 @@ std::shared_ptr<Picture> HostTier::take(Group& group, bool demanded, std::vector
 
 /// Counts the bytes of a picture that came. Moves to `leaving` what has to be freed for that, or a spare of its size.
 /// Returns false if nothing can go, or it is what goes.
-bool HostTier::make_room(const Picture& coming, std::vector<Spare>& leaving) {
+bool HostTier::make_room(const Picture& coming, Leaving& leaving) noexcept {
     const std::uint64_t size = coming.size();
     const bool may_evict = coming.group.hosting != Hosting::if_room;
-    const auto is_idle = [](const Spare& spare) { return are_done(spare.copies); };
     const auto can_go = [](Use& use) noexcept {
         const auto& picture = static_cast<const Picture&>(use);
-        return !picture.is_used && picture.group.hosting != Hosting::kept && are_done(picture.copies);
+        if (picture.is_used || picture.group.hosting == Hosting::kept) return false;
+        return picture.memory.empty() || are_done(picture.memory.front().copies);  // empty: it is the one that came
     };
-    auto spare = std::ranges::find_if(spares_, [&](const Spare& one) { return one.size == size && is_idle(one); });
-    while (spare != spares_.end() || size > budget_ - bytes_) {
+    const auto find_idle = [&](auto&& fits) {
+        return std::ranges::find_if(spares_, [&](const HostMemory& one) { return fits(one) && are_done(one.copies); });
+    };
+    const auto is_missing = [&] { return size > budget_ - bytes_ + leaving.surplus; };
+    for (auto spare = find_idle([&](const HostMemory& one) { return one.size == size; });;) {
+        if (spare == spares_.end() && is_missing()) spare = find_idle([](const HostMemory&) { return true; });
         if (spare != spares_.end()) {
-            leaving.push_back(*spare);
-            bytes_ -= spare->size;
-            spares_.erase(spare);
-        } else if (Use* const victim = may_evict ? policy_.victim(0, can_go) : nullptr) {
-            if (victim == &coming) return false;
-            remove(static_cast<Picture&>(*victim));
-        } else {
-            return false;
+            leaving.surplus += spare->size;
+            leaving.memory.splice(leaving.memory.end(), spares_, std::exchange(spare, spares_.end()));
+            continue;
         }
-        spare = size > budget_ - bytes_ ? std::ranges::find_if(spares_, is_idle) : spares_.end();
+        if (!is_missing()) break;
+        Use* const victim = may_evict ? policy_.victim(0, can_go) : nullptr;
+        if (victim == nullptr || victim == &coming) return false;
+        remove(static_cast<Picture&>(*victim));
     }
-    bytes_ += size;
+    const std::uint64_t reused = std::min(size, leaving.surplus);
+    leaving.surplus -= reused;
+    bytes_ += size - reused;
     peak_ = std::max(peak_, bytes_);
     return true;
 }
 
 void HostTier::give_back(Picture& picture, bool is_whole, const LaneEvents& copies) noexcept {
+    LaneEvents& all = picture.memory.front().copies;
     for (std::size_t lane = 0; lane < copies.size(); ++lane)
-        if (copies[lane]) picture.copies[lane] = copies[lane];
+        if (copies[lane]) all[lane] = copies[lane];
     picture.is_used = false;
     picture.is_whole = is_whole;
     if (!is_whole) remove(picture);
@@ -114,22 +120,16 @@ void HostTier::remove(Picture& picture) noexcept {
     pictures_[picture.at]->at = picture.at;
     pictures_.pop_back();
     picture.at = Picture::nowhere;
-    Spare spare{std::move(picture.buffer), picture.size(), &picture.group.view->account,
-                std::exchange(picture.copies, {})};
-    try {
-        if (spare.buffer) return spares_.push_back(spare);
-    } catch (const std::bad_alloc&) {  // freed instead
-        wait_until_done(spare.copies);
-    }
-    bytes_ -= spare.size;
+    if (picture.memory.front().buffer) return spares_.splice(spares_.end(), picture.memory);
+    bytes_ -= picture.size();
+    picture.memory.clear();
 }
 
-bool HostTier::take_spare(Spare& spare, const Account& account) noexcept {
-    const auto found = std::ranges::find(spares_, &account, &Spare::last);
-    if (found == spares_.end()) return false;
-    spare = std::move(*found);
-    spares_.erase(found);
-    return true;
+HostMemories HostTier::take_spare(const Account& account) noexcept {
+    HostMemories taken;
+    const auto found = std::ranges::find(spares_, &account, &HostMemory::last);
+    if (found != spares_.end()) taken.splice(taken.end(), spares_, found);
+    return taken;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -22,7 +23,18 @@ using LaneEvents = std::array<std::shared_ptr<DeviceEvent>, 2>;
 bool are_done(const LaneEvents& copies) noexcept;
 void wait_until_done(const LaneEvents& copies) noexcept;
 
-/// The bytes of a group's layout in page-locked memory, while it has a buffer, and the policy's record of that.
+/// Page-locked memory for a picture. Copies out of it may be in progress.
+struct HostMemory {
+    std::uint64_t size = 0;
+    const Account* last = nullptr;  // the account that had it
+    std::shared_ptr<StagingBuffer> buffer = {};
+    LaneEvents copies = {};
+};
+
+/// A list, because lists are joined without allocating.
+using HostMemories = std::list<HostMemory>;
+
+/// The bytes of a group's layout in page-locked memory, while it has that, and the policy's record of it.
 struct Picture : Use {
     static constexpr std::size_t nowhere = SIZE_MAX;
 
@@ -31,18 +43,15 @@ struct Picture : Use {
 
     const Group& group;
     std::size_t at = nowhere;  // position in the list of what counts
-    std::shared_ptr<StagingBuffer> buffer = {};
-    LaneEvents copies = {};
-    bool is_whole = false;  // all tensors are in it
-    bool is_used = false;   // an upload fills it, or copies from it
+    HostMemories memory = {};  // one, or none
+    bool is_whole = false;     // all tensors are in it
+    bool is_used = false;      // an upload fills it, or copies from it
 };
 
-/// Memory that no picture has any more. Copies out of it may be in progress.
-struct Spare {
-    std::shared_ptr<StagingBuffer> buffer = {};
-    std::uint64_t size = 0;
-    const Account* last = nullptr;  // the account that had it
-    LaneEvents copies = {};
+/// Memory that makes room for a picture.
+struct Leaving {
+    HostMemories memory = {};
+    std::uint64_t surplus = 0;  // bytes that count until gone() is called: there is more of it than the picture needs
 };
 
 /// Decides which groups have a picture, and counts them. It allocates and frees no page-locked memory itself. Groups
@@ -52,14 +61,14 @@ public:
     explicit HostTier(std::uint64_t budget) noexcept : budget_(budget), policy_(std::max<std::uint64_t>(budget, 1)) {}
 
     std::uint64_t budget() const noexcept { return budget_; }
-    /// Returns the bytes of all pictures and spares.
+    /// Returns the bytes of all pictures and spares, and of what is about to be freed.
     std::uint64_t bytes() const noexcept { return bytes_; }
     std::uint64_t peak() const noexcept { return peak_; }
 
     /// Returns the picture of a group that is uploaded, for the use of this upload until give_back(). If it is not
     /// whole, the caller gets it a buffer: one of `leaving` that has the size, or a new one after all of `leaving` are
-    /// freed. No copy reads these. Returns null if the group has no picture.
-    std::shared_ptr<Picture> take(Group& group, bool demanded, std::vector<Spare>& leaving);
+    /// freed. No copy reads these. Returns null if the group has no picture; then `leaving` is to be freed, too.
+    std::shared_ptr<Picture> take(Group& group, bool demanded, Leaving& leaving);
     /// Ends the use. `is_whole`: all tensors are in it, or it loses its buffer. `copies`: out of it, by this use.
     void give_back(Picture& picture, bool is_whole, const LaneEvents& copies) noexcept;
     /// Ends the use of a picture for which there is no memory. The tier does not grow any more.
@@ -69,8 +78,8 @@ public:
     /// Takes the memory of all pictures of a view.
     void end(const View& view) noexcept;
     /// Takes a spare that an account had, to be freed when no copy reads it. It counts until gone() is called. Returns
-    /// false without one.
-    bool take_spare(Spare& spare, const Account& account) noexcept;
+    /// nothing without one.
+    HostMemories take_spare(const Account& account) noexcept;
     void gone(std::uint64_t size) noexcept { bytes_ -= size; }
 
     /// Keeps so many bytes for the pictures of a plan, or gives them up.
@@ -80,7 +89,7 @@ public:
     std::uint64_t unpromised() const noexcept { return budget_ - std::min(budget_, promised_); }
 
 private:
-    bool make_room(const Picture& coming, std::vector<Spare>& leaving);
+    bool make_room(const Picture& coming, Leaving& leaving) noexcept;
     void remove(Picture& picture) noexcept;
 
     std::uint64_t budget_;
@@ -88,7 +97,7 @@ private:
     std::uint64_t peak_ = 0;
     std::uint64_t promised_ = 0;
     std::vector<Picture*> pictures_;  // all that count
-    std::vector<Spare> spares_;
+    HostMemories spares_;             // of no picture any more
     Policy policy_;
 };
 

@@ -69,15 +69,21 @@ struct FakeDevice::Memory final : safemap::DeviceMemory, std::enable_shared_from
 };
 
 struct FakeDevice::Staging final : safemap::StagingBuffer {
-    Staging(std::uint64_t size, std::shared_ptr<std::atomic<std::uint64_t>> sum) : memory(size), live(std::move(sum)) {
+    Staging(std::uint64_t size, std::shared_ptr<std::atomic<std::uint64_t>> sum,
+            std::shared_ptr<const std::function<void(std::uint64_t)>> call)
+        : memory(size), live(std::move(sum)), on_free(std::move(call)) {
         *live += size;
     }
-    ~Staging() override { *live -= memory.size(); }
+    ~Staging() override {
+        (*on_free)(memory.size());
+        *live -= memory.size();
+    }
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
     std::span<std::byte> bytes() const noexcept override { return memory; }
     mutable std::vector<std::byte> memory;
     const std::shared_ptr<std::atomic<std::uint64_t>> live;
+    const std::shared_ptr<const std::function<void(std::uint64_t)>> on_free;
 };
 
 struct FakeDevice::Event final : safemap::DeviceEvent, std::enable_shared_from_this<Event> {
@@ -269,7 +275,7 @@ std::shared_ptr<safemap::DeviceMemory> FakeDevice::borrow(void* handle, std::uin
 std::shared_ptr<safemap::StagingBuffer> FakeDevice::allocate_staging(std::uint64_t size) {
     if (fail_staging.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::out_of_memory, "nothing to lock");
     staging += size;
-    return std::make_shared<Staging>(size, live_staging);
+    return std::make_shared<Staging>(size, live_staging, on_free_staging);
 }
 
 safemap::DeviceQueue& FakeDevice::queue(Lane lane) { return lane == Lane::demand ? *demand_ : *bulk_; }

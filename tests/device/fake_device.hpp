@@ -34,6 +34,9 @@ public:
     std::atomic<std::int64_t> fail_copy = -1;    ///< a copy, or a call of map() or unmap(), that is refused
     std::atomic<std::int64_t> fail_device = -1;  ///< a copy that was queued, and with which the device fails
     std::atomic<std::int64_t> fail_staging = -1;
+    /// Called before a staging buffer is freed, on the thread that does it.
+    const std::shared_ptr<std::function<void(std::uint64_t size)>> on_free_staging =
+        std::make_shared<std::function<void(std::uint64_t)>>([](std::uint64_t) {});
     /// One event fails to report its state after so many more successful reports; -1: none.
     const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
 

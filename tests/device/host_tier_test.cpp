@@ -8,10 +8,12 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/uploader.hpp>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace host_tier_test {
@@ -199,6 +201,26 @@ TEST_CASE("what a bundle had in the host tier is for others when it ends") {
         return tier.saved([&] { tier.use(1); }) == size_of_one;
     }));
     CHECK(tier.shared->stats().peak_host_bytes == size_of_one);
+}
+
+TEST_CASE("memory counts until it is free, though another upload comes meanwhile") {
+    constexpr std::uint64_t most = 2 * size_of_one;
+    Tier tier(4 * most, most, 2);
+    const Bytes large("large", most);
+    BundlePtr first = tier.cache->bundle(large.tensor);
+    static_cast<void>(tier.cache->acquire(first));
+    std::atomic<bool> was_freed = false;
+    *tier.fake->on_free_staging = [&](std::uint64_t size) {
+        if (size != most || was_freed.exchange(true)) return;
+        std::thread([&] { tier.use(1); }).join();
+        CHECK(*tier.fake->live_staging <= most + 2 * Tier::size_of_staging);
+    };
+    first.reset();
+    CHECK(soon([&] { return tier.cache->stats().resident_bytes == 0; }));  // a reader may hold it for a moment
+    tier.use(0);
+    CHECK(was_freed);
+    CHECK(tier.shared->stats().peak_host_bytes == most);
+    CHECK(tier.fake->was_used_well());
 }
 
 }  // namespace host_tier_test

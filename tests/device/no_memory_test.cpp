@@ -84,8 +84,12 @@ struct Three {
     const std::shared_ptr<FakeDevice> fake = std::make_shared<FakeDevice>();
     CacheFixture cache;
 
-    explicit Three(std::uint64_t budget, bool keeps = false)
-        : cache(fake, {.device_budget = budget, .staging_bytes = 8192, .readers = 1, .keep_addresses = keeps}) {}
+    explicit Three(std::uint64_t budget, bool keeps = false, std::uint64_t host_bytes = 0)
+        : cache(fake, {.device_budget = budget,
+                       .staging_bytes = 8192,
+                       .host_bytes = host_bytes,
+                       .readers = 1,
+                       .keep_addresses = keeps}) {}
 
     void check(const Bytes& one) const {
         const Held held = cache.acquire(one.tensor);
@@ -143,6 +147,28 @@ TEST_CASE("an acquire without memory evicts and cancels completely or not at all
     three.check(three.b);
     CHECK(three.fake->peak <= 50'000);
     CHECK(three.fake->was_used_well());
+}
+
+TEST_CASE(
+    "an upload without memory for its picture goes through slabs, or throws, and leaves the host tier as it was") {
+    for (int nth = 1; nth < 60; ++nth) {
+        CAPTURE(nth);
+        const Three three(50'000, false, 50'000);
+        three.check(three.a);
+        three.check(three.b);
+        failing = nth;
+        try {
+            three.cache.acquire(three.c.tensor);
+        } catch (const std::bad_alloc&) {
+        }
+        failing = 0;
+        for (int round = 0; round < 3; ++round)
+            for (const Bytes* const one : {&three.c, &three.a, &three.b}) three.check(*one);
+        const DeviceBudgetStats stats = three.cache.view()->cache->stats();
+        CHECK(stats.peak_host_bytes <= 50'000);
+        CHECK(stats.host_bytes == *three.fake->live_staging - stats.peak_staging_bytes);
+        CHECK(three.fake->was_used_well());
+    }
 }
 
 TEST_CASE("a prefetch without memory throws or fails later, and the tensor can be acquired again") {
