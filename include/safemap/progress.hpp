@@ -16,7 +16,7 @@ struct Progress {
     std::string_view stage;
     std::uint64_t bytes_done = 0;   ///< tensor bytes finished; for verify(), bytes of all data read
     std::uint64_t bytes_total = 0;  ///< all bytes of that kind; a fault may leave `bytes_done` below it
-    double bytes_per_second = 0;    ///< mean rate of `bytes_done` since the operation began
+    double bytes_per_second = 0;    ///< mean rate since the operation began, without bytes that were done before
 };
 
 /// The progress function and stop token of a bulk operation. Both may be unset.

@@ -4,6 +4,7 @@
 #include <safemap/error.hpp>
 #include <safemap/progress.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -23,6 +24,11 @@ public:
     void check_stop() const {
         if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "cancelled on request");
     }
+    /// Begins with bytes that were done before, which have no part in the rate.
+    void begin_at(std::uint64_t bytes) noexcept {
+        before_ = bytes;
+        set(bytes);
+    }
     /// Sets the bytes that are done, for who counts them himself.
     void set(std::uint64_t bytes) noexcept { done_.store(bytes, std::memory_order_relaxed); }
     /// Returns true if the last report is at least 100 ms ago.
@@ -39,7 +45,8 @@ public:
         if (!monitor_.on_progress) return;
         Progress progress{.stage = stage_, .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
         const double seconds = std::chrono::duration<double>(last_ - began_).count();
-        if (seconds > 0) progress.bytes_per_second = static_cast<double>(progress.bytes_done) / seconds;
+        const std::uint64_t since = progress.bytes_done - std::min(progress.bytes_done, before_);
+        if (seconds > 0) progress.bytes_per_second = static_cast<double>(since) / seconds;
         if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "cancelled on request");
     }
 
@@ -51,6 +58,7 @@ private:
     const Monitor& monitor_;
     std::string_view stage_;
     std::uint64_t total_;
+    std::uint64_t before_ = 0;
     std::atomic<std::uint64_t> done_ = 0;
     const Clock::time_point began_ = Clock::now();
     Clock::time_point last_ = began_;

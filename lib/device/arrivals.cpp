@@ -514,9 +514,9 @@ bool Cache::free(Lock& lock, Space space, Deadline deadline) noexcept {
     return is_idle;
 }
 
-/// Frees memory; without its addresses, if they are kept.
+/// Frees memory; without its addresses, if they are kept. Who ends their range at this moment may hold them for longer.
 void Cache::give_back(Space& space) noexcept {
-    if (!space.range.expired())
+    if (space.memory->can_decommit())
         if (const auto fault = decommit(*space.memory)) note_failure(fault);
     space.memory.reset();
 }

@@ -227,6 +227,7 @@ private:
     // Leases.
     std::optional<Uploads> begin_lease(const BundleData& bundle, const Request& request, Worker* worker);
     void end_wait(const BundleData& bundle, const Request& request, const Uploads& uploads, Worker& worker);
+    void require_arrived(const Uploads& uploads) const;
     void abandon(const Uploads& uploads) noexcept;
     std::optional<Groups> join_arriving(Lock& lock, const BundleData& bundle, const Request& request, Worker* worker,
                                         Uploads& uploads);

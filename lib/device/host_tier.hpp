@@ -97,7 +97,7 @@ private:
     std::uint64_t peak_ = 0;
     std::uint64_t promised_ = 0;
     std::vector<Picture*> pictures_;  // all that count
-    HostMemories spares_;             // of no picture any more
+    HostMemories spares_;             // no picture has them any more
     Policy policy_;
 };
 

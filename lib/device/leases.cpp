@@ -70,18 +70,24 @@ private:
 class Cache::Report {
 public:
     Report(const BundleData& bundle, const Request& request, const Uploads& uploads)
-        : watch_(request.monitor, "uploading", bundle.device_bytes), total_(bundle.device_bytes), uploads_(uploads) {}
+        : watch_(request.monitor, "uploading", bundle.device_bytes), total_(bundle.device_bytes), uploads_(uploads) {
+        watch_.begin_at(done());
+    }
 
     bool is_due() const noexcept { return watch_.is_due(); }
     /// Reports; without the lock of the cache. Throws as Watch.
     void tell() {
-        std::uint64_t left = 0;
-        for (const auto& upload : uploads_) left += upload->left.load(std::memory_order_relaxed);
-        watch_.set(total_ - std::min(left, total_));
+        watch_.set(done());
         watch_.tell();
     }
 
 private:
+    std::uint64_t done() const noexcept {
+        std::uint64_t left = 0;
+        for (const auto& upload : uploads_) left += upload->left.load(std::memory_order_relaxed);
+        return total_ - std::min(left, total_);
+    }
+
     Watch watch_;
     const std::uint64_t total_;
     const Uploads& uploads_;
@@ -218,6 +224,7 @@ void Cache::end_wait(const BundleData& bundle, const Request& request, const Upl
     Report report(bundle, request, uploads);
     try {
         wait_for(uploads, worker, request, &report);
+        require_arrived(uploads);
         if (!uploads.empty()) report.tell();
     } catch (const Error& error) {
         leases.end();
@@ -228,12 +235,16 @@ void Cache::end_wait(const BundleData& bundle, const Request& request, const Upl
         abandon(uploads);
         throw;
     }
-    const std::lock_guard lock(mutex_);  // ends before the leases do
+    leases.pass_on();
+}
+
+/// Throws the fault of an upload that is over and did not arrive.
+void Cache::require_arrived(const Uploads& uploads) const {
+    const std::lock_guard lock(mutex_);
     for (const auto& upload : uploads) {
         if (upload->cancelled) throw_stopped();
         if (upload->fault) throw_copy(upload->fault);
     }
-    leases.pass_on();
 }
 
 /// Cancels the uploads that nobody wants any more.

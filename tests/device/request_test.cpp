@@ -296,7 +296,9 @@ TEST_CASE("a wait reports the bytes that are there, and their rate") {
     Lease lease = world.uploader->acquire(bundle, {}, request);
     REQUIRE(reports.size() >= 3);
     CHECK(reports.front().bytes_done == 50'000);
-    CHECK(reports.front().bytes_per_second > 0);
+    CHECK(reports.front().bytes_per_second == 0);  // nothing came yet
+    CHECK(reports.back().bytes_per_second > 0);
+    CHECK(reports.back().bytes_per_second < 100'000 / 0.2);  // after two pauses
     CHECK(reports.back().bytes_done == bundle.device_bytes());
     for (const Progress& progress : reports) {
         CHECK(progress.stage == "uploading");
@@ -304,6 +306,20 @@ TEST_CASE("a wait reports the bytes that are there, and their rate") {
     }
     lease = world.uploader->acquire(bundle, {}, request);  // it is there
     CHECK(reports.back().bytes_done == bundle.device_bytes());
+}
+
+TEST_CASE("an upload that fails is not reported as done") {
+    World world;
+    const Bytes bytes("t", 100'000);
+    const Bundle bundle = world.bundle(bytes);
+    bytes.counted.fail_after(0);
+    std::uint64_t done = 0;
+    const auto report = [&](const Progress& progress) {
+        done = progress.bytes_done;
+        return true;
+    };
+    CHECK_FAULT(world.uploader->acquire(bundle, {}, {.monitor = {.on_progress = report}}), Errc::io_error);
+    CHECK(done < 100'000);
 }
 
 TEST_CASE("a monitor that refuses or throws ends the wait, and the upload") {
