@@ -416,8 +416,7 @@ TEST_CASE("in a process that is forked later, what is there stays, calls that ne
         const Lease own = unused.acquire(made_here);
         good = good && text_of(own["layers.10.w"]) == "ten!";
         good = good && refused([&] { return weights->bundle(Selection()); }) &&
-               refused([&] { return weights->bundle("layers.1.w"); }) &&
-               refused([&] { weights->prefetch(absent); }) &&
+               refused([&] { return weights->bundle("layers.1.w"); }) && refused([&] { weights->prefetch(absent); }) &&
                refused([&] { static_cast<void>(weights->follow(std::span(&absent, 1))); }) &&
                refused([&] { weights->sleep(); }) && refused([&] { weights->wake(); }) &&
                refused([&] { weights->evict(there); }) && refused([&] { return weights->fill({}); }) &&
