@@ -15,8 +15,8 @@
 // those of a device whose event is recorded, looked at or given back. Owners::mutex_ is taken by itself.
 //
 // A thread may wait for these things, while it holds these:
-// - Nobody allocates or frees memory of a device or page-locked memory, reads, calls a hook or a monitor, or waits for a
-//   copy while holding a mutex. The exception is Heap::keep(), if there is no memory for a node of its map.
+// - Nobody allocates or frees memory of a device or page-locked memory, reads, calls a hook or a monitor, or waits for
+//   a copy while holding a mutex. The exception is Heap::keep(), if there is no memory for a node of its map.
 // - A thread that waits for an arrival holds leases, at most one worker, and no slab.
 // - A job that waits for a slab of the bulk lane does jobs of the demand lane meanwhile. One of the demand lane waits
 //   only for copies that no work of a caller can hold up.
