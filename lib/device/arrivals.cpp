@@ -380,6 +380,7 @@ void Cache::take_picture(Upload& upload) noexcept {
         if (!picture->is_whole) clear_padding(upload.group->layout, {0, picture->size()}, 0, buffer->bytes());
         upload.filling.set_picture(buffer);
     } catch (...) {  // no memory
+        note_failure(std::current_exception());
         free(leaving);
         if (!picture) return;
         const std::lock_guard lock(mutex_);

@@ -226,13 +226,10 @@ void Cache::end_wait(const BundleData& bundle, const Request& request, const Upl
         wait_for(uploads, worker, request, &report);
         require_arrived(uploads);
         if (!uploads.empty()) report.tell();
-    } catch (const Error& error) {
+    } catch (...) {
         leases.end();
-        if (error.code() != Errc::deadline_passed) abandon(uploads);
-        throw;
-    } catch (...) {  // thrown by the monitor
-        leases.end();
-        abandon(uploads);
+        const bool is_late = !is_wanted(request) && !request.monitor.stop.stop_requested();
+        if (!is_late) abandon(uploads);
         throw;
     }
     leases.pass_on();
