@@ -229,8 +229,8 @@ std::uint64_t Cache::sleep(View& view) {
             if (auto shared = group->weak_from_this().lock()) view.asleep.push_back(std::move(shared));
         }
     std::ranges::sort(view.asleep, {}, &Group::number);
-    const auto twice = std::ranges::unique(view.asleep);  // taken by the sleep before, and acquired meanwhile
-    view.asleep.erase(twice.begin(), twice.end());
+    // Some were taken by the sleep before, and acquired meanwhile.
+    view.asleep.erase(std::unique(view.asleep.begin(), view.asleep.end()), view.asleep.end());
     if (view.account.granularity > 0) ledger_.keep_places(view.account);
     evict_all(lock, view);
     std::erase_if(view.account.places, [](const auto& one) { return one.first->word.state() == State::resident; });
