@@ -300,7 +300,7 @@ private:
     void go_on(View& view) noexcept;
     void end_slots(View& view, const Plan& plan) noexcept;
 
-    void require_foreign(const FillTask& task) const;
+    void require_foreign(const View& view, const FillTask& task) const;
 
     static constexpr unsigned not_started = UINT32_MAX;
 

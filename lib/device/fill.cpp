@@ -179,7 +179,7 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
     if (after && !orderable(after))
         throw Error(Errc::invalid_argument, "memory cannot be filled after a stream that is being captured");
     const auto task = FillTask::make(*device_, staging_, view.paths, *readers_, targets, view.sizes);
-    require_foreign(*task);
+    require_foreign(view, *task);
     DeviceQueue& queue = device_->queue(Device::Lane::bulk);
     try {
         std::shared_ptr<DeviceEvent> before;
@@ -204,13 +204,15 @@ std::shared_ptr<DeviceEvent> Cache::fill(View& view, std::span<const FillTarget>
     }
 }
 
-/// Throws invalid_argument if a task fills memory that the cache lends, whichever uploader has it.
-void Cache::require_foreign(const FillTask& task) const {
+/// Throws invalid_argument if a task fills memory that the cache lends, whichever uploader has it, or addresses that
+/// this one keeps.
+void Cache::require_foreign(const View& view, const FillTask& task) const {
     std::vector<Range> own;
     {
         const Lock lock(mutex_);
         for (const auto& holding : ledger_.holdings())
             if (holding->memory) own.emplace_back(*holding->memory);
+        for (const auto& [group, place] : view.account.places) own.emplace_back(*place.range->memory);
     }
     std::ranges::sort(own, {}, &Range::begin);
     task.for_each([&](const LazyTensor& tensor, const DeviceMemory& memory) {

@@ -325,4 +325,15 @@ TEST_CASE("a budget below one unit of memory is refused with the unit") {
     CHECK(error->message().find("in multiples of ") != std::string::npos);
 }
 
+TEST_CASE("addresses that are kept for a bundle that sleeps are not filled") {
+    const Model model(Device::open("host"));
+    void* const address = model.acquire(0)[0].address();
+    CHECK(model.cache.sleep() == 0);
+    const FillTarget target{model.tensors[6].tensor, address, 100'000};
+    CHECK_FAULT(model.cache.fill({target}), Errc::invalid_argument);
+    model.cache.wake();
+    CHECK(model.acquire(0)[0].address() == address);
+    CHECK_FAULT(model.cache.fill({target}), Errc::invalid_argument);  // of a lease, or not
+}
+
 }  // namespace sleep_test
