@@ -333,7 +333,7 @@ TEST_CASE("addresses that are kept for a bundle that sleeps are not filled") {
     CHECK_FAULT(model.cache.fill({target}), Errc::invalid_argument);
     model.cache.wake();
     CHECK(model.acquire(0)[0].address() == address);
-    CHECK_FAULT(model.cache.fill({target}), Errc::invalid_argument);  // of a lease, or not
+    CHECK_FAULT(model.cache.fill({target}), Errc::invalid_argument);  // while it is resident
 }
 
 }  // namespace sleep_test
