@@ -301,7 +301,7 @@ void Cache::stop(View& view) noexcept {
     Groups asleep;
     std::shared_ptr<Plan> plan;
     decltype(Account::places) places;
-    std::shared_ptr<Group> held;  // chained by Group::self
+    std::shared_ptr<Group> held;  // chained by OnDevice::self
     Trash trash;
     Lock lock(mutex_);
     view.stopping = true;

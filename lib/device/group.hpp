@@ -36,7 +36,8 @@ struct FillSizes {
 
 struct Picture;
 
-/// Who decides that a group has a picture in page-locked memory of the host: the policy, or a plan.
+/// The policy decides if a group gets a picture in page-locked memory of the host. A plan may decide instead: it keeps
+/// the picture, makes one only where there is room, or makes none.
 enum class Hosting : std::uint8_t { by_policy, kept, if_room, none };
 
 /// The number of no slot.

@@ -60,7 +60,6 @@ class HostTier {
 public:
     explicit HostTier(std::uint64_t budget) noexcept : budget_(budget), policy_(std::max<std::uint64_t>(budget, 1)) {}
 
-    std::uint64_t budget() const noexcept { return budget_; }
     /// Returns the bytes of all pictures and spares, and of what is about to be freed.
     std::uint64_t bytes() const noexcept { return bytes_; }
     std::uint64_t peak() const noexcept { return peak_; }
