@@ -8,6 +8,7 @@
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/training_layout.hpp>
+#include <safemap/verdict.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -135,6 +136,13 @@ public:
     /// pickle's order, up to 16,384 in one file. Empty for safetensors.
     const std::vector<NamedGlobal>& globals() const& noexcept;
     const std::vector<NamedGlobal>& globals() const&& = delete;
+    /// Returns what unpickling the files would do, as far as a reading of the files shows it. Always `ok` for
+    /// safetensors.
+    Verdict verdict() const noexcept { return findings().verdict; }
+    /// Returns the reasons for verdict(), the worst first: each global of the pickles that is not plain data, and calls
+    /// that hide what they call. Empty for safetensors.
+    const Findings& findings() const& noexcept;
+    const Findings& findings() const&& = delete;
     /// Returns the contents of a `.pt` that are not, or not completely, among the tensors of this checkpoint, such as:
     ///
     /// - storages that are values by themselves (torch.Storage), and objects of unknown classes

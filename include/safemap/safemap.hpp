@@ -29,4 +29,5 @@
 #include <safemap/training_layout.hpp>
 #include <safemap/upload_order.hpp>
 #include <safemap/uploader.hpp>
+#include <safemap/verdict.hpp>
 #include <safemap/verify.hpp>

@@ -4,6 +4,7 @@
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/source.hpp>
+#include <safemap/verdict.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -153,11 +154,13 @@ struct SkippedObject {
 
 /// A class or function that a pickle names. safemap never imports or calls it.
 struct NamedGlobal {
-    std::string module;   ///< the module's name in Python 3
-    std::string name;     ///< with dots for a nested class
-    std::string record;   ///< the pickle: "archive/data.pkl" of a zip, or a description
-    bool known = false;   ///< true if safemap reads the values made with it; other values are opaque
-    bool called = false;  ///< true if unpickling would call it
+    std::string module;              ///< the module's name in Python 3
+    std::string name;                ///< with dots for a nested class
+    std::string record;              ///< the pickle: "archive/data.pkl" of a zip, or a description
+    bool known = false;              ///< true if safemap reads the values made with it; other values are opaque
+    bool called = false;             ///< true if unpickling would call it
+    Verdict severity = Verdict::ok;  ///< how dangerous the name and its use are
+    std::string why = {};            ///< the reason for the severity; empty for `ok`
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -21,6 +21,10 @@ struct [[nodiscard]] VerifyReport {
     /// True if unpickling would call functions that safemap does not know, or if the pickle names functions that run
     /// code.
     bool asks_for_code = false;
+    /// The effect of unpickling the files. If they cannot be opened, as examine() finds it.
+    Findings findings = {};
+
+    Verdict verdict() const noexcept { return findings.verdict; }
 
     bool ok() const noexcept { return faults.empty(); }
 };
@@ -45,5 +49,15 @@ struct VerifyOptions {
 /// A file of unknown format, or a zip whose directory cannot be read, is not read further. Faults of the data are in
 /// the report; throws only "the call is wrong" codes, "the system failed" codes, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
+
+/// Returns what unpickling the files of a path would do, also if they cannot be opened as a checkpoint: a program
+/// unpickles a damaged file up to the damage. Reads each pickle of each file as far as possible: every pickle of a zip,
+/// also of one with a broken directory, pickles that follow each other, and pickles inside pickles. If `path` is a
+/// folder, reads the files in it, not those in its folders.
+///
+/// Executes nothing. Never throws for what a file contains: a part that cannot be read is a finding, `unknown`. Throws
+/// path_not_found, the codes of the group "The system failed while working" of Errc, and cancelled. The cost grows with
+/// the size of the pickles.
+[[nodiscard]] SAFEMAP_API Findings examine(const std::filesystem::path& path, const OpenOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

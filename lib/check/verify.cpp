@@ -9,6 +9,7 @@
 #include "check/training_files.hpp"
 #include "check/whole_digest.hpp"
 #include "open/read.hpp"
+#include "state/findings.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -124,6 +125,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     move_to_end(collected.take(), report.faults);
     add_names(contents.notes, report.notes);
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
+    state::add_findings(contents.findings, report.findings);
     contents.metadata = {};  // lists of digests take as much memory as all names
     return contents;
 }
@@ -183,17 +185,22 @@ void add_report(VerifyReport from, VerifyReport& to) {
     to.bytes += from.bytes;
     to.checked_bytes += from.checked_bytes;
     to.asks_for_code = to.asks_for_code || from.asks_for_code;
+    state::add_findings(from.findings, to.findings);
     move_to_end(from.faults, to.faults);
     move_to_end(from.notes, to.notes);
 }
 
 }  // namespace
 
+Findings examine(const std::filesystem::path& path, const OpenOptions& options) { return open::examine(path, options); }
+
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
     Beside optimizer;
     VerifyReport report = verify_one({.path = path.native()}, options, optimizer);
     Beside further;  // a link may lead back
     if (!optimizer.path.empty()) add_report(verify_one(optimizer, options, further), report);
+    // A program unpickles a damaged file up to the damage.
+    if (!report.ok()) state::add_findings(examine(path, options.open), report.findings);
     return report;
 }
 

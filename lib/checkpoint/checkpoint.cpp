@@ -111,6 +111,7 @@ const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() c
 bool Checkpoint::has_metadata() const noexcept { return state_->contents.has_metadata; }
 const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }
 const std::vector<NamedGlobal>& Checkpoint::globals() const& noexcept { return state_->contents.globals; }
+const Findings& Checkpoint::findings() const& noexcept { return state_->contents.findings; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
 const StateTree* Checkpoint::tree() const& { return state_->tree(); }

@@ -7,6 +7,7 @@
 #include "base/watch.hpp"
 #include "distributed/values.hpp"
 #include "pickle/memory_share.hpp"
+#include "state/findings.hpp"
 #include "torch/parts.hpp"
 
 #include <algorithm>
@@ -66,6 +67,7 @@ FoundGlobals FoundGlobals::another(const torch::NamedGlobals& globals, const std
 }
 
 void FoundGlobals::add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed) {
+    state::add_findings(globals.findings(), findings_, prefix_ + file + ": ");
     asks_for_code_ = asks_for_code_ || globals.asks_for_code();
     if (const auto said = note_ ? std::nullopt : globals.note()) note_ = prefix_ + file + ": " + *said;
     for (NamedGlobal named : globals.all()) {
@@ -76,6 +78,7 @@ void FoundGlobals::add(const torch::NamedGlobals& globals, const std::string& fi
 }
 
 void FoundGlobals::add(FoundGlobals other) {
+    state::add_findings(other.findings_, findings_);
     asks_for_code_ = asks_for_code_ || other.asks_for_code_;
     if (!note_) note_ = std::move(other.note_);
     std::move(other.all_.begin(), other.all_.end(), std::back_inserter(all_));
@@ -92,6 +95,7 @@ void FoundGlobals::add_new(FoundGlobals other) {
 
 void FoundGlobals::move_to(state::Contents& contents) {
     contents.globals = std::move(all_);
+    contents.findings = std::move(findings_);
     contents.asks_for_code = asks_for_code_;
     if (note_) contents.notes.push_back(std::move(*note_));
 }

@@ -65,6 +65,7 @@ private:
     torch::NamedGlobals::Known* also_known_;
     std::string prefix_;
     std::vector<NamedGlobal> all_ = {};
+    Findings findings_ = {};
     bool asks_for_code_ = false;
     std::optional<std::string> note_ = {};
     GlobalKeys new_ = {};  ///< keys that add_new() has added

@@ -111,6 +111,8 @@ Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOpti
 /// Reads a file, an index or a folder of the file system, or the paths that a glob matches. Throws path_not_found if a
 /// glob matches nothing; several_models if it matches several folders or sets of files.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
+/// Returns the findings about all pickles of a file or a folder, as safemap::examine() does.
+Findings examine(const std::filesystem::path& path, const OpenOptions& options);
 /// Returns the files of ranks in the folder of a model that are those of its optimizer. `files` are those of the model.
 FileNames optimizer_files(const Folder& folder, const FileNames& files);
 /// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.

@@ -4,6 +4,7 @@
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read_torch.hpp"
+#include "state/findings.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -80,6 +81,7 @@ void add_globals(const torch::NamedGlobals& globals, const std::string& prefix, 
         contents.globals.push_back(std::move(named));
     }
     if (const auto note = globals.note()) contents.notes.push_back(prefix + *note);
+    state::add_findings(globals.findings(), contents.findings, prefix);
     contents.asks_for_code = contents.asks_for_code || globals.asks_for_code();
 }
 

@@ -4,6 +4,7 @@
 #include <safemap/advanced/flatten.hpp>
 
 #include "base/checked.hpp"
+#include "state/findings.hpp"
 #include "state/structure.hpp"
 
 #include <algorithm>
@@ -78,6 +79,7 @@ void Joined::add(Contents& one, const std::string& name) {
     move_to_end(one.stored.storages, contents.stored.storages);
     for (NamedGlobal& global : one.globals) global.record.insert(0, name + ": ");
     move_to_end(one.globals, contents.globals);
+    add_findings(one.findings, contents.findings, name + ": ");
     contents.asks_for_code = contents.asks_for_code || one.asks_for_code;
     move_to_end(one.sources, contents.sources);
 }

@@ -92,6 +92,7 @@ struct Contents {
     std::optional<Error> structure_fault = {};
     StoredPlaces stored = {};
     std::vector<NamedGlobal> globals = {};
+    Findings findings = {};
     bool asks_for_code = false;  ///< true if pickles would call unknown functions, or name functions that run code
     /// All sources that hold tensors, for callers that read all of them.
     std::vector<std::shared_ptr<const Source>> sources = {};

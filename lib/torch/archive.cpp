@@ -100,7 +100,7 @@ private:
             globals_->add(data.graph, record.name, is_known_in_script);
         } catch (const Error& error) {
             if (globals_->strict() || remedy(error.code()) != Remedy::reject_data) throw;
-            globals_->add_unread();
+            globals_->add_unread(record.name);
         }
         globals_->refuse();
     }

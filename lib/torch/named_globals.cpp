@@ -14,6 +14,7 @@
 #include "base/text.hpp"
 #include "pickle/words.hpp"
 #include "torch/containers.hpp"
+#include "torch/dangers.hpp"
 #include "torch/globals.hpp"
 #include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
@@ -314,10 +315,17 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
     }
 }
 
+void NamedGlobals::add_unread(std::string_view record) {
+    unread_ = asks_for_code_ = true;
+    findings_.add({.name = "a file inside the pickle", .why = "cannot be read", .record = std::string(record)});
+}
+
 void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
     const bool unsafe = is_unsafe(global, known);
     if (!known) (unsafe ? unsafe_ : others_).add(global);
     asks_for_code_ = asks_for_code_ || unsafe || (called && !known);
+    const Judgement judged = known ? Judgement{Verdict::ok, {}} : judge(global);
+    findings_.add({dotted(global), std::string(judged.why), judged.severity, std::string(record)});
     std::string key(record);
     key.append(1, '\0').append(global.module).append(1, '\0').append(global.name);
     const auto found = places_.find(key);
@@ -331,7 +339,9 @@ void NamedGlobals::add_one(const Global& global, std::string_view record, bool k
                       .name = std::string(global.name),
                       .record = std::string(record),
                       .known = known,
-                      .called = called};
+                      .called = called,
+                      .severity = judged.severity,
+                      .why = std::string(judged.why)};
     if (all_.size() == most_listed) {
         if (!known && called && (!not_listed_ || (unsafe && !is_unsafe(*not_listed_)))) not_listed_ = std::move(named);
         return;

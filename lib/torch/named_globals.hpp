@@ -3,6 +3,7 @@
 
 #include "pickle/pickle.hpp"
 #include "pickle/pickle_stream.hpp"
+#include "state/findings.hpp"
 
 #include <safemap/state_tree.hpp>
 
@@ -45,8 +46,8 @@ public:
 
     /// Adds every global of a pickle, even if its value is dropped later. `record` names the pickle.
     void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
-    /// Notes that a file inside a pickle could not be read: loading it may call anything.
-    void add_unread() noexcept { unread_ = asks_for_code_ = true; }
+    /// Notes that a file inside the pickle `record` could not be read: loading it may call anything.
+    void add_unread(std::string_view record);
     /// Throws unknown_global if strict and a pickle names unknown globals. The error lists globals that run code first.
     void refuse() const;
     /// Throws unsafe_call if a pickle names globals that run code, strict or not. The error lists them.
@@ -59,6 +60,8 @@ public:
     /// Returns true if loading the file with Python would call unknown functions, or hand on functions that run code.
     /// Includes globals that are not listed.
     bool asks_for_code() const noexcept { return asks_for_code_; }
+    /// Returns the findings about all pickles that were added.
+    Findings findings() const { return findings_.findings(); }
 
 private:
     /// The first unknown names, for the refusal.
@@ -76,6 +79,7 @@ private:
     Known* also_known_;
     bool unread_ = false;
     bool asks_for_code_ = false;
+    state::FindingList findings_ = {};
     std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown global that would be called, and did not fit into all_
     std::vector<NamedGlobal> all_ = {};
     std::unordered_map<std::string, std::size_t> places_ = {};  ///< index in all_, by record, module and name

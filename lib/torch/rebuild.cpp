@@ -280,7 +280,7 @@ void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGloba
             storages.globals->refuse();
             const bool must_be_read = storages.globals->strict() || storages.refuses_code;
             if (must_be_read || remedy(error.code()) != Remedy::reject_data) throw;
-            storages.globals->add_unread();
+            storages.globals->add_unread(storages.record);
             if (allowance.left() == 0) break;
         }
     }
