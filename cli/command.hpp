@@ -31,5 +31,6 @@ std::unique_ptr<Command> make_plan();
 std::unique_ptr<Command> make_load();
 std::unique_ptr<Command> make_edit();
 std::unique_ptr<Command> make_repair();
+std::unique_ptr<Command> make_scan();
 
 }  // namespace safemap::cli

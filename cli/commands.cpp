@@ -17,6 +17,8 @@ namespace {
 constexpr std::array rows{
     CommandRow{"inspect", "PATH", "Lists what is in a checkpoint. Reads no tensor data.",
                "safemap inspect model.pt --tree", "safemap inspect w.safetensors --tree", make_inspect},
+    CommandRow{"scan", "PATH...", "Opens every checkpoint below some folders, and says what each is.",
+               "safemap scan models/ --fail-on code,damage", "safemap scan . --duplicates", make_scan},
     CommandRow{"convert", "IN... OUT", "Writes a checkpoint as safetensors: one file, or a folder of shards.",
                "safemap convert model.pt out/", "safemap convert w.safetensors half.safetensors --dtype bf16",
                make_convert},
@@ -57,6 +59,7 @@ std::vector<std::string> words_of(std::string_view value) {
     if (value == "STYLE") return {"hub", "transformers"};
     if (value == "WHEN") return {"auto", "keep", "drop"};
     if (value == "A") return {"xxh3-128", "sha256"};
+    if (value == "WHAT") return {"code", "damage"};
     if (value == "DEVICE") return {"host"};
     if (value == "D") return {"bf16", "f16", "f32", "f64", "f8_e4m3", "f8_e5m2"};
     return {};

@@ -141,7 +141,9 @@ int run(Console& console, int argc, char** argv) {
     return 0;
 }
 
-bool asks_for_json(std::string_view word) { return word == "--json" || word.starts_with("--json="); }
+bool asks_for_json(std::string_view word) {
+    return word == "--json" || word.starts_with("--json=") || word == "--json-lines";
+}
 
 int fail(Console& console, const Error& error) {
     console.error(error);

@@ -43,8 +43,12 @@ void CommonOptions::declare(CLI::App& app) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
         if (!selectable) option->group("");  // hidden
     };
-    add_selection("--include", includes, "use only tensors whose names match (repeatable)");
-    add_selection("--exclude", excludes, "leave out tensors whose names match (repeatable)");
+    add_selection("--include", includes,
+                  selects_files ? "open the files whose names or paths match, whatever their ending (repeatable)"
+                                : "use only tensors whose names match (repeatable)");
+    add_selection("--exclude", excludes,
+                  selects_files ? "leave out files and folders whose names or paths match (repeatable)"
+                                : "leave out tensors whose names match (repeatable)");
 }
 
 Selection CommonOptions::selection() const {

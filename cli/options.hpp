@@ -19,8 +19,9 @@ struct CommonOptions {
     OpenOptions open = {};  ///< --policy, --access, --threads, --weights, ...
     std::vector<std::string> includes = {};
     std::vector<std::string> excludes = {};
-    bool selectable = true;  ///< true if --help shows --include and --exclude
-    bool trainable = true;   ///< true if the command takes the options for folders of DeepSpeed
+    bool selectable = true;      ///< true if --help shows --include and --exclude
+    bool selects_files = false;  ///< true if --include and --exclude are for files, not for tensors
+    bool trainable = true;       ///< true if the command takes the options for folders of DeepSpeed
 
     void declare(CLI::App& app);
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }

@@ -49,10 +49,19 @@ Monitor ProgressBar::monitor() {
     }};
 }
 
-void ProgressBar::show(const Progress& progress) {
+bool ProgressBar::is_due() {
     const auto now = Clock::now();
-    if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return;
+    if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return false;
     drawn_ = now;
+    return true;
+}
+
+void ProgressBar::show(std::string_view line) {
+    if (is_due()) line_.draw(line.substr(0, columns_of_terminal(STDERR_FILENO) - 1));
+}
+
+void ProgressBar::show(const Progress& progress) {
+    if (!is_due()) return;
     // Leaves the last column free: some terminals wrap the line after writing there.
     line_.draw(progress_line(progress, columns_of_terminal(STDERR_FILENO) - 1));
 }

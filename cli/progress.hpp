@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace safemap::cli {
 
@@ -26,12 +27,15 @@ public:
 
     /// Shows progress. Redraws at most ten times a second, so it may be called often.
     void show(const Progress& progress);
+    /// Shows a line in place of the bar, likewise.
+    void show(std::string_view line);
     /// Returns a monitor that shows progress here, and cancels the work after a deferred signal.
     Monitor monitor();
     /// Returns the seconds since construction.
     double seconds() const;
 
 private:
+    bool is_due();
     using Clock = std::chrono::steady_clock;
 
     StatusLine& line_;

@@ -20,6 +20,7 @@
 #include <safemap/ranks.hpp>
 #include <safemap/request.hpp>
 #include <safemap/save.hpp>
+#include <safemap/scan.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/shape.hpp>
 #include <safemap/sink.hpp>

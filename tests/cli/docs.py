@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 
-COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
+COMMANDS = ('inspect', 'scan', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
 
 
 def quoted_example(root):

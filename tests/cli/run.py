@@ -14,6 +14,7 @@ from commands.edit import Edit, Repair
 from commands.verify import Verify, Deflated
 from commands.diff import Diff, DiffTolerance
 from commands.hash import Hash
+from commands.scan import Scan
 from commands.plan import Plan
 from commands.load import Load
 from commands.torch_files import Torch, WholeModules

@@ -44,7 +44,7 @@ OWNER = {
     'advanced/flatten': 'state',
     'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'ranks': 'checkpoint', 'selection': 'checkpoint',
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
-    'diff': 'check', 'digest': 'check', 'verify': 'check',
+    'diff': 'check', 'digest': 'check', 'scan': 'check', 'verify': 'check',
     'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
     'device': 'drivers', 'advanced/device_backend': 'drivers',
     'bundle': 'device', 'device_budget': 'device', 'request': 'device', 'upload_order': 'device',
