@@ -36,8 +36,8 @@ std::uint64_t added(std::uint64_t sum, std::uint64_t more) {
 
 /// Returns "8.03 B", "124 M" or "640" parameters.
 std::string parameters_text(std::uint64_t parameters) {
-    constexpr std::pair<double, std::string_view> units[] = {{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "k"}};
-    for (const auto& [unit, letter] : units) {
+    constexpr std::pair<double, std::string_view> scales[] = {{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "k"}};
+    for (const auto& [unit, letter] : scales) {
         const double number = static_cast<double>(parameters) / unit;
         if (number >= 1) return fmt::format("{:.{}f} {}", number, number < 10 ? 2 : number < 100 ? 1 : 0, letter);
     }

@@ -71,8 +71,8 @@ struct BundleTensor {
     Dtype dtype;
     Shape shape;
     std::uint64_t nbytes;  ///< size of the value in bytes
-    /// Tensors with one number share a piece of memory: they are of the bundle that owns them, which may be another
-    /// one.
+    /// Number of the piece of memory that holds the tensor. Tensors with the same number are in one piece. It belongs
+    /// to the bundle that owns the tensors, which may be another bundle than this one.
     std::size_t owner;
     std::uint64_t offset;  ///< place of the value in that piece, bytes
 };
@@ -122,8 +122,8 @@ private:
 /// be on their way, but all work that is put into the stream from then on happens after they have arrived. Otherwise
 /// the tensors are there.
 ///
-/// A stream that is being captured into a CUDA graph is no place in time. Then acquire() waits until the tensors are
-/// there. The graph may be launched as long as the lease lives, so release the lease after the last launch.
+/// While a stream is captured into a CUDA graph, its work does not run, so nothing can be ordered before it. Then
+/// acquire() waits until the tensors are there. Release the lease after the last launch of the graph.
 ///
 /// Example:
 ///     safemap::Bundle expert = uploader.bundle(safemap::Selection::prefix("mlp.experts.7"));
@@ -162,8 +162,8 @@ public:
 
     /// Ends the lease. Its tensors may be evicted when other tensors need the memory: at once, or if the lease is for a
     /// stream, when the work that is in that stream is done. If the stream is being captured at this moment, the
-    /// tensors stay on the device until the uploader is destroyed, because nobody says how long the graph lives. If
-    /// wait() was not called, ends the upload unless somebody else wants it.
+    /// tensors stay on the device until the uploader is destroyed, because the graph may use them at any time. If
+    /// wait() was not called, cancels the upload, unless another lease wants it.
     void release() noexcept;
     /// Ends the lease. Its tensors may be evicted when the work that is in `stream` is done. Throws invalid_argument,
     /// and keeps the lease, if the device has no streams of this kind, or the stream is being captured.

@@ -19,14 +19,14 @@ struct DeviceBudgetOptions {
     /// DeviceBudget is made.
     std::uint64_t device_bytes = 0;
     /// Host memory in bytes for staging, of all uploaders together, if the device needs it; at least 4 KiB. 0: 128 MiB
-    /// for CUDA, where it is page-locked, and 32 MiB for other devices. It is allocated when needed. The budgets of a
-    /// process share it: together they take no more than the one that may have most, and two buffers of up to
-    /// 8 MiB each.
+    /// for CUDA, where it is page-locked, and 32 MiB for other devices. It is allocated when needed. All budgets of a
+    /// process share one staging memory. Its limit is the largest `staging_bytes` among them; each budget adds at most
+    /// two buffers of 8 MiB.
     std::uint64_t staging_bytes = 0;
     /// Host memory in bytes for a second tier between files and device, of all uploaders together, if the device needs
-    /// staging; page-locked for CUDA. 0: none. What was uploaded stays in it as far as there is room, and comes back to
-    /// the device from there, as fast as the bus is: what was evicted, or slept. Bundles that share blocks, those of at
-    /// most 256 KiB, have no part in it. Among the others W-TinyLFU decides, or the order that is followed.
+    /// staging; page-locked for CUDA. 0: none. It holds copies of bundles that were uploaded. A bundle that was
+    /// evicted, or slept, comes back from its copy at the speed of the bus, and no file is read. If there is no room
+    /// for all copies, W-TinyLFU or the order that is followed chooses. Bundles of at most 256 KiB have no copy.
     std::uint64_t host_bytes = 0;
 };
 
@@ -43,14 +43,16 @@ struct DeviceBudgetStats {
 /// Uploader is a limit of its own inside this one. Copies stand for the same budget, and it lives as long as the last
 /// copy, uploader or lease. Thread-safe.
 ///
-/// Memory goes to the tensors that are used, whichever uploader has them: one policy, W-TinyLFU, decides over all of
-/// them what goes first. It keeps what is used often and what was used lately, and one pass over everything does not
-/// drive that out. What was prefetched and not acquired yet goes after that, and what a plan keeps goes last. A plan
-/// counts with all that its uploader may have, so give the uploader a `device_budget` if others are to have the rest.
+/// Bundles of all uploaders are evicted in this order:
 ///
-/// An acquire evicts what no lease holds, and cancels prefetches that nobody waits for. Prefetches and plans take
-/// nothing from other uploaders. So acquire() throws budget_exceeded if the leases of all uploaders leave no room, and
-/// not before.
+/// 1. bundles without a lease, as W-TinyLFU says: it keeps what is used often and what was used lately, and a single
+///    pass over many bundles does not evict those
+/// 2. bundles that were prefetched and not acquired yet
+/// 3. bundles that an UploadOrder keeps. An order takes all that its uploader may have: give the uploader a
+///    `device_budget` to leave the rest to others
+///
+/// Only acquire() and request() evict bundles of other uploaders, and cancel prefetches for which nobody waits.
+/// Prefetches and orders do not. So acquire() throws budget_exceeded only if the leases of all uploaders leave no room.
 ///
 /// Example:
 ///     safemap::DeviceBudget memory(safemap::Device::open("host"), {.device_bytes = 8_GiB});
@@ -60,7 +62,7 @@ class SAFEMAP_API DeviceBudget {
 public:
     /// Allocates nothing. Throws invalid_argument if `staging_bytes` is from 1 to 4,095, or there is no device.
     explicit DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options = {});
-    /// There is no move: what a budget was moved from would be none.
+    /// There is no move, because a DeviceBudget that was moved from would have no device.
     DeviceBudget(const DeviceBudget&) = default;
     DeviceBudget& operator=(const DeviceBudget&) = default;
 

@@ -26,8 +26,8 @@ namespace safemap::SAFEMAP_ABI {
 /// at most 8 KiB between them.
 ///
 /// A LazyTensor shares its pieces and their sources, so it may outlive its checkpoint. Files may be closed and opened
-/// again: docs/lifetimes.md, "Open files". It is cheap to copy. A tensor that was moved from has lost its name and
-/// nothing else. Const members may be called from several threads at once.
+/// again: docs/lifetimes.md, "Open files". It is cheap to copy. A tensor that was moved from has an empty name, and is
+/// valid otherwise. Const members may be called from several threads at once.
 ///
 /// Example:
 ///     safemap::LazyTensor rows = checkpoint["wte.weight"].slice({{.start = 0, .stop = 4096}});
@@ -90,8 +90,9 @@ public:
     /// - file_changed if the file has changed by the time it is mapped, which happens once, or read for a private copy
     /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;
-    /// Returns a copy of the value: contiguous, writable, and in its own memory, which is aligned to 64 bytes. Throws
-    /// file_changed if a file has changed since it was opened, whatever the sources throw, and std::bad_alloc.
+    /// Returns a copy of the value: contiguous and writable. The view owns its memory, which is aligned to 64 bytes,
+    /// and does not depend on the file or the checkpoint any more. Throws file_changed if a file has changed since it
+    /// was opened, whatever the sources throw, and std::bad_alloc.
     TensorView load() const;
 
     /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws index_out_of_range for

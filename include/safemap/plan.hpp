@@ -119,7 +119,8 @@ private:
     bool ignore_unexpected_ = false;
 };
 
-/// Finds each expected tensor in the checkpoint and returns the plan. The order of preference is:
+/// Finds each expected tensor in the checkpoint and returns the plan. Loads nothing: LoadPlan::tensors() gives the
+/// tensors, and load() or an Uploader loads them. The order of preference is:
 ///
 /// 1. by its name
 /// 2. by the aliases of a tied tensor in the checkpoint

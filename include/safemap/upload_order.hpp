@@ -49,9 +49,9 @@ public:
     /// Goes back to the first step, and starts the uploads of what comes first, as Uploader::follow() did.
     void reset();
 
-    /// Ends the order. Drops the bundles that nobody else has, and gives the memory back to the device that the
-    /// uploader keeps for no bundle; waits for the work of streams that still uses that memory. Bundles that the
-    /// program has stay on the device as any others. Then the uploader can follow another order.
+    /// Ends the order, so that the uploader can follow another one. Bundles of which the program has a handle stay on
+    /// the device as any others. The memory of the other bundles, and memory that no bundle uses, goes back to the
+    /// device; waits for the work of streams that still uses it.
     void end() noexcept;
 
 private:

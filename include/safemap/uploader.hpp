@@ -21,12 +21,13 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A tensor, and memory for its value, row-major: of the caller, who wants it there, or of a bundle that arrived.
+/// A tensor, and the device memory for its value: memory of the caller in Uploader::fill(), memory of a bundle in an
+/// ArrivalHook. The value is row-major.
 struct FillTarget {
     LazyTensor tensor;
     void* address = nullptr;   ///< as of Device::borrow(): an address on the device, or a cl_mem
-    std::uint64_t size = 0;    ///< bytes that are there
-    std::uint64_t offset = 0;  ///< place of the value in them, bytes; a cl_mem has no address to add it to
+    std::uint64_t size = 0;    ///< size of the memory at `address`, in bytes
+    std::uint64_t offset = 0;  ///< first byte of the value, counted from `address`, because a cl_mem cannot be added to
 };
 
 /// A function for tensors that arrived on the device; see UploadOptions::on_arrival.
@@ -56,20 +57,21 @@ struct UploadOptions {
     // Options of addresses.
     /// If true, bundles come back after sleep() at the addresses that they had, so CUDA graphs that use them stay
     /// valid. Uploader::sleep() has the promise. Memory then comes in multiples of Device::reserve(1)->size(), which is
-    /// 2 MiB on GPUs of NVIDIA and a page on `host`. All of them count against the budget, so bundles of more than 256
-    /// KiB, which do not share memory, should be large. Addresses without memory count nothing. Throws invalid_argument
+    /// 2 MiB on GPUs of NVIDIA and a page on `host`. Whole multiples count against the budget, so small bundles waste
+    /// it; those of up to 256 KiB share memory. Addresses without memory count nothing. Throws invalid_argument
     /// if the device cannot keep addresses: one of OpenCL, or of a CUDA driver without virtual memory management.
     bool keep_addresses = false;
 
-    /// Called each time after tensors were copied to the device, to repack or quantise them where they are. What the
-    /// function puts into `stream` happens after their copies, and before the work of those that lease them. The stream
-    /// is the uploader's own, and the device's CUDA context is current. Without a stream (the device has none, or the
-    /// host wrote to its memory), the copies are done, and so must be the work when the function returns. Copies queue
-    /// up behind work that takes long.
+    /// Called each time after tensors were copied to the device, to repack or quantise them in place.
     ///
-    /// The tensors are those that came together: all of a bundle, but for those that another bundle owns. The function
-    /// must not change bytes of others, or call the uploader. Several threads may be in it at once: readers, or those
-    /// that wait for a bundle. What it throws is thrown by who waits, and the tensors are not on the device then.
+    /// - The tensors are all that the bundle owns. The function must not change other bytes, and must not call the
+    ///   uploader.
+    /// - With a stream: work that the function puts into `stream` runs after the copies, and before the work of leases.
+    ///   The stream is the uploader's own, and the device's CUDA context is current. Later copies wait for this work.
+    /// - Without a stream (the device has none, or the host wrote to its memory): the copies are done. The function
+    ///   must finish its work before it returns.
+    /// - Several threads may call it at once: readers, and callers that wait for a bundle.
+    /// - If it throws, the call that waits for the bundle throws the same, and the tensors are not on the device.
     ArrivalHook on_arrival = {};
 };
 
@@ -147,14 +149,15 @@ public:
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
     [[nodiscard]] std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
-    /// Begins what acquire() does, and never waits: reader threads get the memory and read, unless Lease::wait() comes
-    /// first and takes part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
+    /// Starts the upload of a bundle and returns at once. Reader threads get the memory and read; Lease::wait() takes
+    /// part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
     /// thrown by Lease::wait().
     Lease request(const Bundle& bundle, const Request& request = {});
 
-    /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or
-    /// prefetched and not acquired since. After more steps than there are bundles on the device, those can go, too.
-    /// Reads nothing itself, and allocates nothing: readers do. Errors are thrown when the bundle is acquired. Throws
+    /// Starts to upload the bundles, in order, and returns at once: reader threads allocate and read. A bundle for
+    /// which no room can be made is skipped. Room is made by evicting tensors, but not those that are leased, being
+    /// uploaded, or prefetched and not acquired since. A prefetched bundle loses this protection after as many other
+    /// uses as there are bundles on the device. Errors of reading are thrown when the bundle is acquired. Throws
     /// invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
@@ -175,24 +178,25 @@ public:
     /// a part of it.
     [[nodiscard]] std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
-    /// Follows an order in which bundles are used again and again: after the last one comes the first. A bundle may be
-    /// in it several times, as in a pass there and back. From now on, each UploadOrder::next(), each acquire() of a
-    /// bundle of the order, and each end of its lease, starts the uploads that come next as far as there is room, so no
-    /// other prefetch is needed. Starts the first ones, and returns at once.
+    /// Uploads ahead for a program that uses `bundles` in this order, again and again: after the last one comes the
+    /// first. A bundle may be in the order several times. Starts the first uploads and returns at once. Later ones
+    /// start when there is room: at each UploadOrder::next(), at each acquire() of a bundle of the order, and at each
+    /// end of its lease. The program needs no prefetch().
     ///
     /// If the bundles do not fit into the budget, some stay on the device, spread evenly over the order. The others
     /// share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease holds the
     /// slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is the size
-    /// of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. Bundles that share
-    /// tensors with others have no slot: their groups stay first, or come and go. Other bundles can still be acquired.
-    /// Memory that the order uses goes last.
+    /// of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. A bundle that shares
+    /// tensors with another one has no slot. Its tensors are the first that stay; if they do not fit, they are uploaded
+    /// in each pass. Bundles outside the order can still be acquired, and are evicted before those of the order.
     ///
     /// Throws budget_exceeded if the slots do not fit into the budget, or a bundle does not, and invalid_argument as
     /// acquire() does, for an order without bundles, and while the uploader follows another order: end that first.
     /// Takes time linear in the order.
     UploadOrder follow(std::span<const Bundle> bundles);
-    /// Does so for an order that is followed once. What is not used again makes way for what is used next, and what is
-    /// on the device already stays until it is used, as far as two bundles fit beside it.
+    /// Does the same for an order that the program goes through once. A bundle that the order does not use again is
+    /// evicted for the next ones. A bundle that is on the device already stays until it is used, if two other bundles
+    /// fit beside it.
     UploadOrder follow_once(std::span<const Bundle> bundles);
 
     /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the order. Copies
@@ -209,8 +213,8 @@ public:
     /// bundles were made, and returns at once.
     void wake();
 
-    /// Evicts the bundle, or all bundles that own a selected tensor, unless they are leased or not resident. Gives the
-    /// memory back to the device.
+    /// Evict the bundle, or all bundles that own a selected tensor, and give the memory back to the device. Leased
+    /// bundles stay.
     void evict(const Bundle& bundle);
     void evict(const Selection& selection);
 
