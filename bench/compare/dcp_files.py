@@ -188,8 +188,8 @@ def boxes_of(parameter, grid):
 # ---- Folders
 
 
-def write(folder, model, grid, weights=None, objects=()):
-    """Writes a checkpoint with the parameters under the key "model", one file for each rank of the grid. Without
+def write(folder, model, grid, weights=None, objects=(), root="model."):
+    """Writes a checkpoint with the parameters under the key `root`, one file for each rank of the grid. Without
     `weights`, elements are holes. Returns the number of chunks and the size of the metadata."""
     folder.mkdir(parents=True)
     by_rank = collections.defaultdict(list)
@@ -198,7 +198,7 @@ def write(folder, model, grid, weights=None, objects=()):
         described[name] = BytesStorageMetadata()
     chunks = 0
     for parameter in model:
-        name, boxes = f"model.{parameter.name}", boxes_of(parameter, grid)
+        name, boxes = root + parameter.name, boxes_of(parameter, grid)
         described[name] = TensorStorageMetadata(
             properties=TensorProperties(dtype=FLOAT32), size=size_of(parameter.shape),
             chunks=[ChunkStorageMetadata(offsets=size_of(starts), sizes=size_of(sizes)) for _, starts, sizes in boxes])

@@ -6,7 +6,6 @@
 - docs/advanced.md lists every advanced header.
 - The C++ of all pages, of the README's table and of the header comments compiles. A block that begins with #include is
   a whole program.
-- The command lines of all pages name commands and options that exist.
 - CITATION.cff, and the pages with a version, have that of the program.
 """
 import pathlib
@@ -150,24 +149,6 @@ def separate_blocks(root, page):
     return code
 
 
-def command_lines(safemap, root):
-    """Checks that the command lines in the shell examples name commands and options that exist."""
-    faults, lines = [], 0
-    options = {command: options_of(safemap, command) for command in COMMANDS}
-    for page in [root / 'README.md', *sorted((root / 'docs').glob('*.md'))]:
-        text = page.read_text(encoding='utf-8')
-        for block in re.findall(r'```sh\n(.*?)```', text, re.DOTALL):
-            for command, rest in re.findall(r'^safemap (\w+)((?:[^\n#]|\\\n)*)', block, re.MULTILINE):
-                lines += 1
-                name = page.relative_to(root).as_posix()
-                if command not in options:
-                    faults.append(f'{name}: there is no command {command}')
-                    continue
-                wrong = set(re.findall(r'(?<![\w-])--[a-z-]+', rest)) - options[command]
-                faults += [f'{name}: {command} has no {option}' for option in sorted(wrong)]
-    return faults if lines > 20 else [*faults, f'only {lines} command lines were found in the pages']
-
-
 def versions(safemap, root):
     version = subprocess.run([safemap, '--version'], check=True, stdout=subprocess.PIPE).stdout.decode().split()[-1]
     minor = version.rpartition('.')[0]
@@ -242,7 +223,7 @@ def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + advanced_headers(root) + examples(root, compiler)
-    faults += command_lines(safemap, root) + versions(safemap, root)
+    faults += versions(safemap, root)
     print('\n'.join(faults))
     return bool(faults)
 
