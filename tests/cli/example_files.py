@@ -59,7 +59,10 @@ class Files:
         write_pt(self.folder / 'ddp.pt', tensors('module.' + name for name in names), self.weights)
         diffusion = tensors('model.diffusion_model.' + name for name in names)
         write_pt(self.folder / 'sd.ckpt', {'global_step': 840000, 'state_dict': diffusion}, self.weights)
-        for name, file in (('train.pt', 'train_gpt.pt'), ('last.ckpt', 'lightning.ckpt'), ('tied.pt', 'tied.pt'),
+        tied = tensors(names)
+        write_pt(self.folder / 'tied.pt', {'lm_head.weight': tied['model.embed_tokens.weight'], **tied,
+                                           'lm_head.weight': tied['model.embed_tokens.weight']}, self.weights)
+        for name, file in (('train.pt', 'train_gpt.pt'), ('last.ckpt', 'lightning.ckpt'),
                            ('stranger.pt', 'broken/os_system.pt')):
             shutil.copy(self.data / 'pt' / file, self.folder / name)
 
@@ -83,8 +86,9 @@ class Files:
         self.safemap('convert', 'model.pt', 'b.safetensors', '--include', 'model.layers.1.*')
         (self.folder / 'model-fp8').mkdir()
         name = 'model.layers.0.self_attn.q_proj.weight'
-        (self.folder / 'model-fp8/model.safetensors').write_bytes(forged.safetensors(
-            [(name, 'F8_E4M3', [32, 32], bytes(range(64)) * 16), (name + '_scale_inv', 'F32', [1, 1], forged.floats(2))]))
+        quantised = [(name, 'F8_E4M3', [32, 32], bytes(range(64)) * 16),
+                     (name + '_scale_inv', 'F32', [1, 1], forged.floats(2))]
+        (self.folder / 'model-fp8/model.safetensors').write_bytes(forged.safetensors(quantised))
         shutil.copytree(self.data / 'reports/pipeline_folder', self.folder / 'pipeline')
         for part in ('scheduler', 'tokenizer'):
             (self.folder / 'pipeline' / part).mkdir()
