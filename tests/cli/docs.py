@@ -6,6 +6,7 @@
 - docs/advanced.md lists every advanced header.
 - The C++ of all pages, of the README's table and of the header comments compiles. A block that begins with #include is
   a whole program.
+- Links in the pages lead to files and headings that exist.
 - CITATION.cff, and the pages with a version, have that of the program.
 """
 import pathlib
@@ -213,6 +214,28 @@ def examples(root, compiler):
     return faults + whole_programs(root, compiler)
 
 
+def anchors_of(text):
+    """Returns the anchors of the headings of a page, as GitHub names them."""
+    headings = re.findall(r'^#+ (.*)$', re.sub(r'^```.*?^```$', '', text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', heading) for heading in headings)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in plain}
+
+
+def links(root):
+    pages = [*root.glob('*.md'), *sorted((root / 'docs').glob('*.md'))]
+    faults = []
+    for page in pages:
+        name = page.relative_to(root)
+        for link in re.findall(r'\]\((?!https?:|mailto:)([^)\s]*)\)', page.read_text(encoding='utf-8')):
+            file, _, anchor = link.partition('#')
+            target = page.parent / file if file else page
+            if not target.exists():
+                faults.append(f'{name}: links to {file}, which does not exist')
+            elif anchor and target.suffix == '.md' and anchor not in anchors_of(target.read_text(encoding='utf-8')):
+                faults.append(f'{name}: {link} names no heading')
+    return faults
+
+
 def advanced_headers(root):
     page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
     headers = sorted(f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp'))
@@ -223,7 +246,7 @@ def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + advanced_headers(root) + examples(root, compiler)
-    faults += versions(safemap, root)
+    faults += links(root) + versions(safemap, root)
     print('\n'.join(faults))
     return bool(faults)
 
