@@ -64,7 +64,7 @@ class Sandbox:
         self.templates = [files.more[page]] if page in files.more else []
         self.templates.append(files.folder)
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=files.folder.parent))
-        self.environment = case.environment(PATH=f'{path}:{os.environ["PATH"]}')
+        self.environment = case.environment(PATH=f'{path}:{os.environ["PATH"]}', LC_ALL='C.UTF-8')
 
     def take(self, name):
         """Copies a file or folder that a command names, if it is one of the templates."""

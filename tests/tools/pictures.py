@@ -106,12 +106,12 @@ def included(cell, rows_above):
 
 
 def caption(job, most):
-    """Returns the beginning of what a layer does: as many whole phrases as fit, and no list that a colon begins."""
+    """Returns the beginning of what a layer does: as many whole phrases as fit, and no list that is cut short."""
     phrases = re.split(r'(?<=[,;:]) ', re.sub(r' \([^)]*\)', '', plain(job)))
     words = phrases[0]
     for phrase in phrases[1:]:
         if len(words) + len(phrase) + 1 > most:
-            return re.sub(r'(?:^|(?<=; ))([^;:]*):[^;]*$', r'\1', words).rstrip(',;:')
+            return re.sub(r'; [^;]*[^;]$|:[^;]*$', '', words).rstrip(',;:')
         words += ' ' + phrase
     return words
 
