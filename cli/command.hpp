@@ -32,5 +32,6 @@ std::unique_ptr<Command> make_load();
 std::unique_ptr<Command> make_edit();
 std::unique_ptr<Command> make_repair();
 std::unique_ptr<Command> make_scan();
+std::unique_ptr<Command> make_completions();
 
 }  // namespace safemap::cli

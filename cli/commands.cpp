@@ -1,4 +1,4 @@
-// The rows of the table, the texts of the help, and the search for a misspelled command.
+// The rows of the table, and the texts of the help.
 #include "commands.hpp"
 
 #include "terminal.hpp"
@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <utility>
 
 namespace safemap::cli {
@@ -16,39 +15,49 @@ namespace {
 
 constexpr std::array rows{
     CommandRow{"inspect", "PATH", "Lists what is in a checkpoint. Reads no tensor data.",
-               "safemap inspect model.pt --tree", "safemap inspect w.safetensors --tree", make_inspect},
+               "safemap inspect model.pt --tree",
+               "safemap inspect model.pt --include 'layers.0.*'\n"
+               "safemap inspect model.pt --globals\n"
+               "safemap inspect model.pt --format csv > tensors.csv\n",
+               make_inspect},
     CommandRow{"scan", "PATH...", "Opens every checkpoint below some folders, and says what each is.",
-               "safemap scan models/ --fail-on code,damage", "safemap scan . --duplicates", make_scan},
+               "safemap scan models/",
+               "safemap scan downloads/ --fail-on code,damage\n"
+               "safemap scan models/ --duplicates\n"
+               "safemap scan models/ --include '*.ckpt' --json-lines\n",
+               make_scan},
     CommandRow{"convert", "IN... OUT", "Writes a checkpoint as safetensors: one file, or a folder of shards.",
-               "safemap convert model.pt out/", "safemap convert w.safetensors half.safetensors --dtype bf16",
+               "safemap convert model.pt out/",
+               "safemap convert model.pt model.safetensors\n"
+               "safemap convert run/ out/ --dtype bf16\n"
+               "safemap convert train.pt out/ --root model\n"
+               "safemap convert model.pt out/ --max-shard-size 2GB --checksums\n"
+               "safemap convert part-*.safetensors -o out/\n",
                make_convert},
     CommandRow{"verify", "PATH", "Checks a whole checkpoint and reports every fault.", "safemap verify out/",
-               "safemap verify w.safetensors", make_verify},
+               "safemap verify model.pt --strict-globals\n", make_verify},
     CommandRow{"diff", "A B", "Compares two checkpoints, whatever their format.", "safemap diff model.pt out/",
-               "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
+               "safemap diff model.pt out/ --cast --rtol 0.01\n", make_diff},
     CommandRow{"hash", "PATH", "Prints a digest of each tensor and of the checkpoint, the same in every file format.",
-               "safemap hash out/", "safemap hash w.safetensors", make_hash},
+               "safemap hash out/", "safemap hash model.pt --include 'layers.0.*'\n", make_hash},
     CommandRow{"plan", "PATH --expect FILE", "Compares a checkpoint with what a model expects. Reads no tensor data.",
-               "safemap plan out/ --expect model.json",
-               "echo '{\"w\": {\"dtype\": \"F32\", \"shape\": [2]}}' > model.json\n"
-               "  safemap plan w.safetensors --expect model.json",
+               "safemap plan out/ --expect model.json", "safemap plan out/ --expect model.pt --non-strict\n",
                make_plan},
     CommandRow{"load", "PATH --device DEVICE", "Loads every tensor to a device and reports time, rate and memory.",
                "safemap load out/ --device host --budget 4GiB",
-               "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
+               "safemap load model.safetensors --device host --digest\n", make_load},
     CommandRow{"edit", "FILE", "Changes the metadata and the tensor names of a file.",
                "safemap edit model.safetensors --set license=mit",
-               "safemap edit w.safetensors --set license=mit --rename 's/w/weight/'", make_edit},
+               "safemap edit model.safetensors --rename 's/^layers/model.layers/'\n", make_edit},
     CommandRow{"repair", "IN OUT",
                "Rewrites a non-conforming file: removes gaps and trailing bytes, restores order and padding.",
                "safemap repair broken.safetensors repaired.safetensors",
-               "safemap repair w.safetensors repaired.safetensors", make_repair},
+               "safemap repair broken.safetensors -o repaired/ --checksums\n", make_repair},
+    CommandRow{"completions", "SHELL", "Prints the completions of bash, zsh or fish.", "safemap completions bash",
+               "source <(safemap completions bash)\n"
+               "safemap completions fish > safemap.fish\n",
+               make_completions},
 };
-
-// A whole safetensors file: 61 is the length of its header, and the data are the floats 1.0 and 2.0.
-constexpr std::string_view example_file =
-    R"(printf '\75\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}       )"
-    R"(\0\0\200\77\0\0\0\100' > w.safetensors)";
 
 /// Returns the values that an option accepts, given the placeholder that the help shows for it.
 std::vector<std::string> words_of(std::string_view value) {
@@ -61,6 +70,8 @@ std::vector<std::string> words_of(std::string_view value) {
     if (value == "A") return {"xxh3-128", "sha256"};
     if (value == "WHAT") return {"code", "damage"};
     if (value == "DEVICE") return {"host"};
+    if (value == "FORMAT") return {"text", "md", "csv", "json"};
+    if (value == "SHELL") return {"bash", "zsh", "fish"};
     if (value == "D") return {"bf16", "f16", "f32", "f64", "f8_e4m3", "f8_e5m2"};
     return {};
 }
@@ -69,6 +80,8 @@ OptionHelp help_of(const CLI::Option& option) {
     OptionHelp help;
     if (!option.get_snames().empty()) help.short_name = "-" + option.get_snames().front();
     if (!option.get_lnames().empty()) help.name = "--" + option.get_lnames().front();
+    else help.name = std::exchange(help.short_name, {});
+    help.group = option.get_group();
     if (option.get_expected_min() > 0) help.value = option.get_type_name();
     help.text = option.get_description();
     help.words = words_of(help.value);
@@ -98,22 +111,6 @@ std::string term_of(const OptionHelp& option) {
     return option.value.empty() ? term : term + ' ' + option.value;
 }
 
-/// Returns the edit distance: letters to change, add, remove or swap with their neighbour.
-std::size_t edits(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        before = std::exchange(above, row);
-        row[0] = i;
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                row[j] = std::min(row[j], before[j - 2] + 1);
-        }
-    }
-    return row[b.size()];
-}
-
 }  // namespace
 
 std::span<const CommandRow> commands() { return rows; }
@@ -125,7 +122,7 @@ const CommandRow* find_command(std::string_view name) {
 
 std::unique_ptr<CLI::App> parser_of(const CommandRow& row, Command& command) {
     auto app = std::make_unique<CLI::App>(std::string(row.purpose), fmt::format("safemap {}", row.name));
-    app->set_help_flag("-h,--help", "show this help");
+    app->set_help_flag("-h,--help", "show this help")->group("Every command");
     app->option_defaults()->disable_flag_override();  // a flag is given or not: `--quiet=false` is refused
     command.declare(*app);
     command.common.declare(*app);
@@ -141,14 +138,23 @@ CommandHelp describe(const CommandRow& row) {
         OptionHelp shown = help_of(*option);
         if (option->get_positional()) {
             shown.name = option->get_name(true);
+            shown.words = words_of(shown.name);
             help.arguments.push_back(std::move(shown));
         } else {
             help.options.push_back(std::move(shown));
         }
     }
-    // --help comes last, because users know it.
-    const auto asks = [](const OptionHelp& option) { return option.name != "--help"; };
-    std::stable_partition(help.options.begin(), help.options.end(), asks);
+    // The groups stay in the order of their first options. --help comes last, because users know it.
+    std::vector<std::string> groups;
+    const auto place = [&groups](const OptionHelp& option) {
+        const auto known = std::find(groups.begin(), groups.end(), option.group);
+        return std::pair(known - groups.begin(), option.name == "--help");
+    };
+    for (const OptionHelp& option : help.options)
+        if (option.name != "--help" && std::find(groups.begin(), groups.end(), option.group) == groups.end())
+            groups.push_back(option.group);
+    std::stable_sort(help.options.begin(), help.options.end(),
+                     [&](const OptionHelp& a, const OptionHelp& b) { return place(a) < place(b); });
     return help;
 }
 
@@ -173,21 +179,16 @@ std::string help_text(const CommandRow& row, std::size_t columns) {
         text += fmt::format("\n{}:\n{}", title, terms(list, columns));
     };
     add("Arguments", help.arguments);
-    add("Options", help.options);
-    return text + fmt::format("\nExample:\n  cd \"$(mktemp -d)\"\n  {}\n  {}\n", example_file, row.example);
-}
-
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-    const std::string* best = nullptr;
-    const std::size_t letters = word.size() - std::min(word.find_first_not_of('-'), word.size());
-    std::size_t least = std::max<std::size_t>(letters / 3, 1) + 1;
-    for (const std::string& candidate : candidates) {
-        const std::size_t distance = edits(word, candidate);
-        if (distance >= least) continue;
-        least = distance;
-        best = &candidate;
+    for (auto begin = help.options.begin(); begin != help.options.end();) {
+        const auto end =
+            std::find_if(begin, help.options.end(), [&](const auto& o) { return o.group != begin->group; });
+        add(begin->group, {begin, end});
+        begin = end;
     }
-    return best == nullptr ? std::string() : *best;
+    text += "\nExamples:\n";
+    for (std::string_view left = row.examples; !left.empty(); left.remove_prefix(left.find('\n') + 1))
+        text += fmt::format("  {}\n", left.substr(0, left.find('\n')));
+    return text;
 }
 
 }  // namespace safemap::cli

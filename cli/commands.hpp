@@ -16,8 +16,8 @@ struct CommandRow {
     std::string_view name;
     std::string_view arguments;
     std::string_view purpose;
-    std::string_view call;     // the most common call, shown first in the help
-    std::string_view example;  // runs in a folder that has a file w.safetensors
+    std::string_view call;      // the most common call, shown first in the help
+    std::string_view examples;  // more calls, each with a newline at its end
     std::unique_ptr<Command> (*make)();
 };
 
@@ -31,8 +31,9 @@ std::unique_ptr<CLI::App> parser_of(const CommandRow& row, Command& command);
 
 /// An option or an argument, as the help shows it.
 struct OptionHelp {
-    std::string name;                ///< "--dtype", "IN..."
+    std::string name;                ///< "--dtype", "IN...", or "-o" of an option without a long name
     std::string short_name;          ///< "-h", or empty
+    std::string group;               ///< the title above it
     std::string value;               ///< "D"; empty for a flag
     std::string text;                ///< description
     std::vector<std::string> words;  ///< accepted values, if only a few are possible
@@ -48,9 +49,5 @@ CommandHelp describe(const CommandRow& row);
 /// Return the help of the program and of a command, in lines of at most `columns` columns.
 std::string usage(std::size_t columns);
 std::string help_text(const CommandRow& row, std::size_t columns);
-
-/// Returns the candidate that is closest to `word`: at most a third of its letters are different, missing, extra or
-/// swapped. Empty if no candidate is that close.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace safemap::cli

@@ -37,6 +37,8 @@ constexpr const char* optimizer_folder = "optimizer";
 
 class Convert final : public Command {
 public:
+    Convert() { common.selecting = "What to convert"; }
+
     void declare(CLI::App& app) override {
         app.add_option("IN...", first_, "a file, a folder or an index; several files are the shards of one checkpoint")
             ->required()
@@ -45,6 +47,18 @@ public:
         // CLI11 would split a path such as [a,b] into a list, so the other paths are its unparsed extras.
         app.allow_extras();
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
+        app.option_defaults()->group(common.selecting);
+        app.add_option("--root", root_, "convert only this part of a nested state dict or module, for example model")
+            ->type_name("PATH");
+        app.add_flag("--optimizer", optimizer_,
+                     "also write the state of the optimizer, if IN has it apart from the model, to OUT/optimizer/");
+        app.option_defaults()->group("Names");
+        add_repeatable(app, "--strip-prefix", prefixes_,
+                       "remove the prefix P from names that begin with it (repeatable)")
+            ->type_name("P");
+        add_repeatable(app, "--rename", rules_, "rename tensors, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
+            ->type_name("RULE");
+        app.option_defaults()->group("Values");
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
         add_repeatable(app, "--dtype-of", dtypes_of_,
@@ -54,6 +68,11 @@ public:
             ->type_name("GLOB");
         app.add_flag("--apply-scales", options_.apply_scales,
                      "multiply quantised F8 weights by their scales, as bf16 or --dtype, and leave out the scales");
+        app.option_defaults()->group("Files written");
+        app.add_option("-o", named_out_, "where to write, in place of the last path: then all paths are IN")
+            ->type_name("OUT");
+        app.add_flag("-f,--force", options_.overwrite,
+                     "replace an existing checkpoint at OUT once the new one is complete");
         for_shards_ = {add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
                                   "most bytes of tensors in one shard (default: 5GB)")
                            ->type_name("SIZE"),
@@ -68,36 +87,29 @@ public:
                           ->type_name("N"),
                       app.add_option("--shard-dim", options_.rank_dimension,
                                      "the dimension along which --shards-for cuts tensors (default: 0)")
-                          ->type_name("D")};
+                          ->type_name("DIM")};
         app.add_option("--align", options_.alignment,
                        "the data begins at a multiple of N: 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
                      "align tensors too: those whose sizes are multiples of N come first");
-        add_repeatable(app, "--strip-prefix", prefixes_,
-                       "remove the prefix P from names that begin with it (repeatable)")
-            ->type_name("P");
-        add_repeatable(app, "--rename", rules_, "rename tensors, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
-            ->type_name("RULE");
-        app.add_option("--root", root_, "convert only this part of a nested state dict or module, for example model")
-            ->type_name("PATH");
         add_parsed(app, "--structure", options_.structure, parse_structure,
                    "write the structure document: auto (default: for nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
-        app.add_flag("--optimizer", optimizer_,
-                     "also write the state of the optimizer, if IN has it apart from the model, to OUT/optimizer/");
         app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
-        app.add_flag("--force", options_.overwrite,
-                     "replace an existing checkpoint at OUT once the new one is complete");
+        app.option_defaults()->group("How it runs");
+        app.add_flag("-n,--dry-run", options_.plan_only, "report what would be written, and write nothing");
+        app.add_flag("-v,--verbose", verbose_, "print the plan before it is written, and all notes");
         app.add_flag("--resume", options_.resume, "keep finished shards if interrupted, and continue from them");
         app.add_flag("--drop-cache", options_.drop_cache,
                      "evict what is read of IN from the page cache once it is written");
-        app.add_flag("--dry-run", options_.plan_only, "report what would be written, and write nothing");
     }
 
     int run(Console& console) override {
+        if (common.quiet && verbose_)
+            throw Error(Errc::invalid_argument, "--quiet and --verbose contradict each other");
         take_out();
         if (continues()) hint_for_signals("to continue: " + typed);
         Renaming renaming(prefixes_, rules_);
@@ -150,10 +162,15 @@ private:
         in_ = {first_};
         if (!out_.empty()) in_.push_back(std::exchange(out_, {}));
         in_.insert(in_.end(), rest_.begin(), rest_.end());
-        if (in_.size() < 2)
-            throw Error(Errc::invalid_argument, "OUT is missing").with_hint("safemap convert IN... OUT [options]");
-        out_ = in_.back();
-        in_.pop_back();
+        if (named_out_) {
+            out_ = *named_out_;
+            require_one_out();
+        } else {
+            if (in_.size() < 2)
+                throw Error(Errc::invalid_argument, "OUT is missing").with_hint("safemap convert IN... OUT [options]");
+            out_ = in_.back();
+            in_.pop_back();
+        }
         require_out(out_);
         check_shard_options();
         if (optimizer_ && is_one_file(out_))
@@ -164,6 +181,16 @@ private:
             throw Error(Errc::invalid_argument,
                         fmt::format("--root takes one nested state dict, but IN has {} paths", in_.size()));
         protect_shards();
+    }
+
+    /// Throws invalid_argument if the last path, beside -o, can only be a second OUT.
+    void require_one_out() const {
+        std::error_code ignored;
+        if (in_.size() < 2 || std::filesystem::exists(std::filesystem::symlink_status(in_.back(), ignored))) return;
+        if (in_.back().find_first_of("*?[") != std::string::npos) return;
+        throw Error(Errc::invalid_argument, fmt::format("there are two OUT: -o {} and {}, which does not exist",
+                                                        printable(out_), printable(in_.back())))
+            .with_hint("with -o, all paths are IN");
     }
 
     /// Throws invalid_argument for options of shards that do not apply to OUT, or to each other.
@@ -378,6 +405,8 @@ private:
     std::vector<std::string> rest_;  // paths after the first two
     std::vector<std::string> in_;
     std::string out_;
+    std::optional<std::string> named_out_;
+    bool verbose_ = false;
     std::vector<CLI::Option*> for_shards_;
     std::vector<CLI::Option*> for_ranks_;
     std::string root_;

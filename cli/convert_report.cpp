@@ -1,6 +1,7 @@
 // Writes the report of a conversion: one JSON object, or the plan and the outcome for people.
 #include "convert_report.hpp"
 
+#include "describe.hpp"
 #include "layout.hpp"
 
 #include <safemap/advanced/fold.hpp>
@@ -165,12 +166,8 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
     text += files_text(saved) + extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
-    for (const AliasGroup& group : around.written_aliases(saved)) {
-        // The stored name comes last, and only once: a name may be as long as the file.
-        text += "  tied     ";
-        for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
-        text += printable(group.front()) + '\n';
-    }
+    for (const std::string& tie : tied_names(around.written_aliases(saved)))
+        text += fmt::format("  tied     {}\n", tie);
     std::vector<Foldable> skipped;  // a model may have thousands of scales
     for (const SkippedObject& object : around.all_skipped(saved))
         skipped.push_back({.name = object.name, .kind = object.why});

@@ -4,6 +4,7 @@
 #include "output.hpp"
 
 #include <safemap/advanced/fold.hpp>
+#include <safemap/checkpoint.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <string>
@@ -22,6 +23,16 @@ Foldable foldable(const LazyTensor& tensor, std::uint64_t file = 0);
 std::vector<Table::Align> tensor_columns();
 std::vector<std::string> tensor_cells(const std::string& label, const Folded& tensor);
 std::string tensor_table(const std::vector<Folded>& tensors);
+
+/// Returns the same as a table of Markdown: name, count, dtype, shape and size.
+std::string markdown_table(const std::vector<Folded>& tensors);
+/// Returns a line of CSV, quoted as in RFC 4180. Control characters are escaped as printable() does. A cell that a
+/// spreadsheet would take for a formula gets an apostrophe before it.
+std::string csv_line(const std::vector<std::string>& cells);
+
+/// Returns "other = stored" for each group of tied names, whose stored name comes first. Groups that differ only in
+/// numbers are one line: "head.{0..7}.w = body.{0..7}.w".
+std::vector<std::string> tied_names(const std::vector<AliasGroup>& groups);
 
 /// Returns a line for each group: names, count and kind.
 std::string kind_table(const std::vector<Folded>& folded);

@@ -15,12 +15,14 @@
 #include "describe.hpp"
 #include "entries.hpp"
 #include "layout.hpp"
+#include "parse.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <utility>
@@ -260,21 +262,29 @@ std::string beginning_of(const std::string& text) {
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
 }
 
-/// Returns a line for each group of tied names. The stored name comes last, and only once: a name may be as long as
-/// the file.
 std::string tied_lines(const Chosen& chosen) {
-    std::string lines;
-    std::string others;
+    std::vector<AliasGroup> groups;
     for (std::size_t i = 0; i < chosen.names.size(); ++i) {
         const NamedTensor& named = chosen.names[i];
         const std::string& stored = chosen.all.tensor(named.tensor).name();
-        if (named.name != stored) others += printable(named.name) + " = ";
-        const bool more = i + 1 < chosen.names.size() && chosen.names[i + 1].tensor == named.tensor;
-        if (more || others.empty()) continue;
-        lines += fmt::format("  {}{}\n", others, printable(stored));
-        others.clear();
+        if (named.name == stored) continue;
+        if (groups.empty() || groups.back().front() != stored) groups.push_back({stored});
+        groups.back().emplace_back(named.name);
     }
-    return lines;
+    return note_lines(tied_names(groups));
+}
+
+std::string csv_rows(const Chosen& chosen, FileNames files) {
+    std::string text = csv_line({"name", "dtype", "shape", "bytes", "file", "alias_of"});
+    for (const NamedTensor& named : chosen.names) {
+        const LazyTensor& tensor = chosen.all.tensor(named.tensor);
+        const auto placement = tensor.placement();
+        const bool in_file = placement && placement->source->is_file();
+        text += csv_line({std::string(named.name), std::string(name(tensor.dtype())), to_string(tensor.shape()),
+                          std::to_string(tensor.nbytes()), in_file ? files.of(*placement->source) : std::string(),
+                          named.name == tensor.name() ? std::string() : tensor.name()});
+    }
+    return text;
 }
 
 std::string metadata_lines(const Checkpoint& checkpoint) {
@@ -314,9 +324,13 @@ public:
         app.add_flag("--tree", tree_, "show the names as a tree");
         app.add_flag("--globals", globals_, "list every class and function that a pickle names");
         app.add_flag("--structure", structure_, "show the structure document too: every value of a nested state dict");
+        add_parsed(app, "--format", format_, parse_list_format,
+                   "print text (default), a table of Markdown (md), a row of CSV for each tensor (csv), or json")
+            ->type_name("FORMAT");
     }
 
     int run(Console& console) override {
+        check_format();
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const Chosen chosen(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
@@ -326,11 +340,34 @@ public:
         if (!nothing.empty()) notes.push_back(nothing);
         if (console.json())
             console.result(as_json(chosen, FileNames(checkpoint, path_), notes, document(checkpoint), globals_));
+        else if (format_ == ListFormat::csv) console.result(csv_rows(chosen, FileNames(checkpoint, path_)));
+        else if (format_ == ListFormat::markdown) console.result(as_markdown(chosen));
         else console.result(as_text(chosen, notes) + section("structure", structure_lines(checkpoint)));
         return 0;
     }
 
 private:
+    /// Throws invalid_argument for options that --format leaves without an effect.
+    void check_format() const {
+        if (!format_ || *format_ == ListFormat::json) return;
+        const bool list = *format_ != ListFormat::text;
+        const char* const other = list && tree_        ? "--tree"
+                                  : list && globals_   ? "--globals"
+                                  : list && structure_ ? "--structure"
+                                  : common.json        ? "--json"
+                                                       : nullptr;
+        if (other != nullptr)
+            throw Error(Errc::invalid_argument, fmt::format("{} does not apply to this --format", other))
+                .with_hint("--format md and csv list tensors only; --format json is --json");
+    }
+
+    static std::string as_markdown(const Chosen& chosen) {
+        const Checkpoint& tensors = chosen.tensors;
+        const auto folded = fold(tensors.size(), [&](std::size_t i) { return foldable(tensors.tensor(i)); });
+        return fmt::format("{}\n{}, {}\n", markdown_table(folded), count_text(tensors.size(), "tensor"),
+                           bytes_text(tensors.total_bytes()));
+    }
+
     std::string document(const Checkpoint& checkpoint) const {
         if (!structure_) return {};
         try {
@@ -378,6 +415,7 @@ private:
     bool tree_ = false;
     bool globals_ = false;
     bool structure_ = false;
+    std::optional<ListFormat> format_;
 };
 
 }  // namespace

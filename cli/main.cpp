@@ -3,6 +3,7 @@
 #include "many_nodes.hpp"
 #include "output.hpp"
 #include "signals.hpp"
+#include "suggest.hpp"
 #include "terminal.hpp"
 
 #include <safemap/advanced/text.hpp>
@@ -46,6 +47,45 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& ca
 
 bool is_option(std::string_view word) { return word.size() > 1 && word.front() == '-' && word != "--"; }
 
+std::vector<std::string> options_of(const CommandRow& row) {
+    std::vector<std::string> names;
+    for (const OptionHelp& option : describe(row).options) {
+        names.push_back(option.name);
+        if (!option.short_name.empty()) names.push_back(option.short_name);
+    }
+    return names;
+}
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Returns "--root, --rename or --resume": the long options that begin with the letter of `word`, if they are few.
+std::string options_with_letter(std::string_view word, const std::vector<std::string>& options) {
+    constexpr std::size_t most = 5;
+    std::vector<std::string> found;
+    for (const std::string& option : options)
+        if (option.size() > 2 && option[2] == static_cast<char>(word[1] | 0x20)) found.push_back(option);
+    if (found.empty() || found.size() > most) return {};
+    std::string all = found.front();
+    for (std::size_t i = 1; i < found.size(); ++i) all += (i + 1 < found.size() ? ", " : " or ") + found[i];
+    return all;
+}
+
+/// Returns a hint on an option that `row` does not have: the option that was meant, or the commands that have it.
+std::string hint_for_option(const CommandRow& row, const std::string& word, const std::string& otherwise) {
+    const std::vector<std::string> options = options_of(row);
+    const std::string_view meant = option_meant(word);
+    if (contains(options, meant.substr(0, meant.find(' ')))) return fmt::format("did you mean {}?", meant);
+    std::string others;
+    for (const CommandRow& other : commands())
+        if (contains(options_of(other), word)) others += (others.empty() ? "" : ", ") + std::string(other.name);
+    if (!others.empty()) return fmt::format("{} is an option of {}", word, others);
+    if (word.size() > 2) return suggestion(word, options, otherwise);
+    const std::string with_letter = options_with_letter(word, options);
+    return with_letter.empty() ? otherwise : fmt::format("did you mean {}?", with_letter);
+}
+
 /// Rewrites the messages of CLI11 for a missing or an extra value, which do not name the option as typed.
 std::string in_our_words(const CLI::ParseError& wrong) {
     constexpr std::string_view too_many = " was given a disallowed flag override";
@@ -53,6 +93,8 @@ std::string in_our_words(const CLI::ParseError& wrong) {
     if (dynamic_cast<const CLI::ArgumentMismatch*>(&wrong) == nullptr) return text;
     if (text.ends_with(too_many))
         return fmt::format("--{} takes no value", text.substr(0, text.size() - too_many.size()));
+    if (text.find(" required but received ") != text.npos)
+        return fmt::format("{} is given more than once", text.substr(0, text.find(':')));
     if (text.ends_with(" missing")) return fmt::format("{} needs a value", text.substr(0, text.find(':')));
     return text;
 }
@@ -65,10 +107,11 @@ Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseErr
     const auto unknown = std::find_if(left.begin(), left.end(), is_option);
     if (unknown != left.end()) {
         const std::string word = unknown->substr(0, unknown->find('='));
-        std::vector<std::string> options;
-        for (const OptionHelp& option : describe(row).options) options.push_back(option.name);
+        if (word == "-")  // "-q=false" is parsed as "-q" and "-=false"
+            throw Error(Errc::invalid_argument,
+                        fmt::format("a flag takes no value: '{}'", printable(unknown->substr(1))));
         Error error(Errc::invalid_argument, fmt::format("{} has no option '{}'", row.name, printable(word)));
-        return std::move(error.with_hint(suggestion(word, options, all)));
+        return std::move(error.with_hint(hint_for_option(row, word, all)));
     }
     const auto extra = std::find_if(left.begin(), left.end(), [](const std::string& word) { return word != "--"; });
     if (extra != left.end() && dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr) {
@@ -107,13 +150,13 @@ Error no_command(std::string_view word) {
         if (std::filesystem::exists(word, ignored))
             otherwise = fmt::format("safemap inspect {} lists what is in it", shown);
         Error error(Errc::invalid_argument, fmt::format("'{}' is not a command", shown));
-        return std::move(error.with_hint(suggestion(word, names, std::move(otherwise))));
+        const std::string_view meant = command_meant(word);
+        return std::move(error.with_hint(meant.empty() ? suggestion(word, names, std::move(otherwise))
+                                                       : fmt::format("did you mean {}?", meant)));
     }
     const std::string option(word.substr(0, word.find('=')));
-    std::vector<std::string> known;
-    for (const CommandRow& row : commands())
-        for (const OptionHelp& help : describe(row).options) known.push_back(help.name);
-    if (std::find(known.begin(), known.end(), option) != known.end() && option != "--help") {
+    const auto has = [&](const CommandRow& row) { return contains(options_of(row), option); };
+    if (std::any_of(commands().begin(), commands().end(), has)) {
         Error error(Errc::invalid_argument, fmt::format("expected a command before '{}'", printable(option)));
         return std::move(error.with_hint(command_list));
     }
@@ -141,8 +184,15 @@ int run(Console& console, int argc, char** argv) {
     return 0;
 }
 
-bool asks_for_json(std::string_view word) {
-    return word == "--json" || word.starts_with("--json=") || word == "--json-lines";
+bool asks_for_json(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view word = argv[i];
+        const std::string_view before = argv[i - 1];
+        if (word == "--json" || word.starts_with("--json=") || word == "--json-lines") return true;
+        if (word == "--format=json") return true;
+        if (word == "json" && before == "--format") return true;
+    }
+    return false;
 }
 
 int fail(Console& console, const Error& error) {
@@ -191,7 +241,7 @@ int run_and_report(Console& console, int argc, char** argv) {
 int main(int argc, char** argv) {
     using namespace safemap;
     // Decided before anything is parsed, so that a parse error is also reported as JSON.
-    const bool json = std::any_of(argv, argv + argc, cli::asks_for_json);
+    const bool json = cli::asks_for_json(argc, argv);
     cli::Console console(json);
     const cli::Nodes nodes;
     try {

@@ -11,8 +11,10 @@ constexpr unsigned most_threads = 1024;
 }  // namespace
 
 void CommonOptions::declare(CLI::App& app) {
+    app.option_defaults()->group("Every command");
     app.add_flag("--json", json, "print one JSON object to stdout, also for an error");
-    app.add_flag("--quiet", quiet, "print nothing but errors");
+    app.add_flag("-q,--quiet", quiet, "print nothing but errors");
+    if (!opens) return;
     const auto threads = [](std::string_view text) { return parse_count(text, most_threads); };
     add_parsed(app, "--threads", open.work.threads, threads, "number of worker threads (default: chosen automatically)")
         ->type_name("N");
@@ -41,7 +43,7 @@ void CommonOptions::declare(CLI::App& app) {
     }
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
-        if (!selectable) option->group("");  // hidden
+        option->group(selectable ? selecting : "");  // hidden without a name
     };
     add_selection("--include", includes,
                   selects_files ? "open the files whose names or paths match, whatever their ending (repeatable)"

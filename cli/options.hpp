@@ -22,6 +22,8 @@ struct CommonOptions {
     bool selectable = true;      ///< true if --help shows --include and --exclude
     bool selects_files = false;  ///< true if --include and --exclude are for files, not for tensors
     bool trainable = true;       ///< true if the command takes the options for folders of DeepSpeed
+    bool opens = true;           ///< false if the command opens no checkpoint: it has only --json and --quiet
+    std::string selecting = "Every command";  ///< the group of --include and --exclude in --help
 
     void declare(CLI::App& app);
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }

@@ -112,6 +112,14 @@ Policy parse_policy(std::string_view text) {
     refuse(text, "a policy: compatible, strict or lenient");
 }
 
+ListFormat parse_list_format(std::string_view text) {
+    if (text == "text") return ListFormat::text;
+    if (text == "md") return ListFormat::markdown;
+    if (text == "csv") return ListFormat::csv;
+    if (text == "json") return ListFormat::json;
+    refuse(text, "a format: text, md, csv or json");
+}
+
 Access parse_access(std::string_view text) {
     if (text == "auto") return Access::automatic;
     if (text == "mapped") return Access::mapped;

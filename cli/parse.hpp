@@ -28,6 +28,9 @@ Weights parse_weights(std::string_view text);
 ShardStrategy parse_strategy(std::string_view text);
 IndexStyle parse_index_style(std::string_view text);
 StructurePolicy parse_structure(std::string_view text);
+/// How a list of tensors is printed.
+enum class ListFormat : std::uint8_t { text, markdown, csv, json };
+ListFormat parse_list_format(std::string_view text);
 DigestAlgorithm parse_digest_algorithm(std::string_view text);
 
 /// Returns a whole number from 1 to `most`.

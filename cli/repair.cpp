@@ -9,6 +9,8 @@
 
 #include <fmt/core.h>
 
+#include <optional>
+
 namespace safemap::cli {
 namespace {
 
@@ -21,17 +23,17 @@ public:
 
     void declare(CLI::App& app) override {
         app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")
-            ->required()
-            ->type_name("");
+        app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")->type_name("");
+        app.add_option("-o", named_out_, "where to write: another way to give OUT")->type_name("OUT");
         app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
-        app.add_flag("--force", options_.overwrite,
+        app.add_flag("-f,--force", options_.overwrite,
                      "replace an existing checkpoint at OUT once the new one is complete");
     }
 
     int run(Console& console) override {
         if (!common.selects_all())
             throw Error(Errc::invalid_argument, "repair rewrites everything; it does not take --include and --exclude");
+        take_out();
         require_out(out_);
         const RepairReport report = repaired(console);
         if (console.json()) {
@@ -48,6 +50,15 @@ public:
     }
 
 private:
+    void take_out() {
+        if (named_out_ && !out_.empty())
+            throw Error(Errc::invalid_argument,
+                        fmt::format("there are two OUT: -o {} and {}", printable(*named_out_), printable(out_)));
+        if (named_out_) out_ = *named_out_;
+        if (out_.empty())
+            throw Error(Errc::invalid_argument, "OUT is missing").with_hint("safemap repair IN OUT [options]");
+    }
+
     RepairReport repaired(Console& console) const {
         ProgressBar bar(console);
         const DeferSignals deferred;
@@ -69,6 +80,7 @@ private:
 
     std::string in_;
     std::string out_;
+    std::optional<std::string> named_out_;
     SaveOptions options_;
 };
 

@@ -41,6 +41,11 @@ std::string joined(const std::vector<std::string>& words) {
     return text;
 }
 
+/// Returns the forms of an option: "-q" and "--quiet".
+std::vector<std::string> forms_of(const OptionHelp& option) {
+    return option.short_name.empty() ? std::vector{option.name} : std::vector{option.short_name, option.name};
+}
+
 std::string command_names() {
     std::vector<std::string> names;
     for (const CommandRow& row : commands()) names.emplace_back(row.name);
@@ -71,7 +76,7 @@ std::string roff_options(const std::vector<OptionHelp>& options) {
 
 std::string bash_completion() {
     std::string text = "# Completion of safemap for bash.\n" + std::string(origin) + R"(_safemap() {
-    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} words=
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} words= values=
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W ')" +
@@ -90,13 +95,17 @@ std::string bash_completion() {
     text += "    esac\n    case $command in\n";
     for (const CommandRow& row : commands()) {
         std::vector<std::string> names;
-        for (const OptionHelp& option : describe(row).options) names.push_back(option.name);
-        text += fmt::format("        {}) words='{}' ;;\n", row.name, joined(names));
+        const CommandHelp help = describe(row);
+        for (const OptionHelp& option : help.options)
+            for (std::string& form : forms_of(option)) names.push_back(std::move(form));
+        text += fmt::format("        {}) words='{}' values='{}' ;;\n", row.name, joined(names),
+                            joined(help.arguments.front().words));
     }
     return text + "        help) COMPREPLY=($(compgen -W '" + command_names() + R"(' -- "$cur")); return ;;
     esac
     case $cur in
         -*) COMPREPLY=($(compgen -W "$words" -- "$cur")) ;;
+        *) COMPREPLY=($(compgen -W "$values" -- "$cur")) ;;
     esac
 }
 complete -o bashdefault -o default -F _safemap safemap
@@ -123,20 +132,29 @@ std::string zsh_completion() {
 )";
     for (const CommandRow& row : commands()) {
         text += fmt::format("        {})\n            _arguments \\\n", row.name);
-        for (const OptionHelp& option : describe(row).options) {
+        const CommandHelp help = describe(row);
+        const std::string values = joined(help.arguments.front().words);
+        for (const OptionHelp& option : help.options) {
             const std::string said = quoted_once(escaped(option.text, "[]:\\", "\\"));
             std::string value;
             if (!option.words.empty()) value = fmt::format(":{}:({})", option.value, joined(option.words));
             else if (!option.value.empty())
                 value = fmt::format(":{}:{}", option.value, option.value == "FILE" ? "_files" : "");
-            text += fmt::format("                '*{}[{}]{}' \\\n", option.name, said, value);
+            for (const std::string& form : forms_of(option))
+                text += fmt::format("                '*{}[{}]{}' \\\n", form, said, value);
         }
-        text += "                '*:file:_files'\n            ;;\n";
+        text += fmt::format("                '*:{}'\n            ;;\n",
+                            values.empty() ? "file:_files" : "word:(" + values + ')');
     }
     return text + R"(        help) _describe command names ;;
     esac
 }
-_safemap "$@"
+# The completion system calls the file's text as a function. A text that is sourced names its function instead.
+if [[ ${funcstack[1]} == _safemap ]]; then
+    _safemap "$@"
+else
+    compdef _safemap safemap
+fi
 )";
 }
 
@@ -151,14 +169,21 @@ std::string fish_completion() {
         text +=
             fmt::format("complete -c safemap -n __fish_use_subcommand -f -a {} -d {}\n", row.name, quoted(row.purpose));
     text += "complete -c safemap -n '__fish_seen_subcommand_from help' -f -a '" + command_names() + "'\n";
-    for (const CommandRow& row : commands())
-        for (const OptionHelp& option : describe(row).options) {
-            text += fmt::format("complete -c safemap -n '__fish_seen_subcommand_from {}' -l {} -d {}", row.name,
-                                option.name.substr(2), quoted(option.text));
+    for (const CommandRow& row : commands()) {
+        const CommandHelp help = describe(row);
+        if (const auto& values = help.arguments.front().words; !values.empty())
+            text += fmt::format("complete -c safemap -n '__fish_seen_subcommand_from {}' -f -a '{}'\n", row.name,
+                                joined(values));
+        for (const OptionHelp& option : help.options) {
+            text += fmt::format("complete -c safemap -n '__fish_seen_subcommand_from {}'", row.name);
+            for (const std::string& form : forms_of(option))
+                text += form.size() == 2 ? " -s " + form.substr(1) : " -l " + form.substr(2);
+            text += " -d " + quoted(option.text);
             if (!option.words.empty()) text += " -x -a " + quoted(joined(option.words));
             else if (!option.value.empty()) text += " -r";
             text += '\n';
         }
+    }
     return text;
 }
 
@@ -181,8 +206,8 @@ everything else to the standard error.
 )";
     for (const CommandRow& row : commands()) {
         const CommandHelp help = describe(row);
-        text += fmt::format(".SS {} {}\n{}\n.PP\nExample:\n.B {}\n", row.name, roff(row.arguments), roff(row.purpose),
-                            roff(row.call));
+        text += fmt::format(".SS {} {}\n{}\n.PP\nExamples:\n.PP\n.nf\n{}\n{}.fi\n", row.name, roff(row.arguments),
+                            roff(row.purpose), roff(row.call), roff(row.examples));
         text += roff_options(help.arguments) + roff_options(help.options);
     }
     return text + R"(.SH EXIT STATUS

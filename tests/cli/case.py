@@ -18,7 +18,7 @@ UPDATE = False
 # The build option b_sanitize, which meson passes.
 SANITIZED = os.environ.get('SAFEMAP_SANITIZE', 'none') != 'none'
 
-COMMANDS = ('inspect', 'scan', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
+COMMANDS = ('inspect', 'scan', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair', 'completions')
 
 SMALL = [
     ('layers.0.w', 'F32', [2, 3], floats(1, 2, 3, 4, 5, 6)),

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 
-COMMANDS = ('inspect', 'scan', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
+COMMANDS = ('inspect', 'scan', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair', 'completions')
 
 
 def quoted_example(root):
@@ -58,7 +58,7 @@ def errors_page(root):
 
 def options_of(safemap, command):
     text = subprocess.run([safemap, command, '--help'], check=True, stdout=subprocess.PIPE).stdout.decode()
-    return set(re.findall(r'--[a-z][a-z-]*', text.split('Example:')[0])) - {'--help'}
+    return set(re.findall(r'--[a-z][a-z-]*', text.split('Examples:')[0])) - {'--help'}
 
 
 def cli_page(safemap, root):
@@ -68,12 +68,19 @@ def cli_page(safemap, root):
             for title, text in sections.items()}
     common = re.findall(r'^\| `(--[a-z-]+).*\| (.*) \|$', sections['Every command'], re.MULTILINE)
     faults = []
+    short_forms = set()
     for command in COMMANDS:
+        shown = subprocess.run([safemap, command, '--help'], check=True, stdout=subprocess.PIPE).stdout.decode()
+        short_forms |= set(re.findall(r'^  (-\w)(?:, (--[a-z-]+))? ', shown, re.MULTILINE))
         for_it = {option for option, meaning in common if f'`{command}`' not in meaning.partition('Not for ')[2]}
+        if command == 'completions':  # opens nothing
+            for_it = {'--json', '--quiet'}
         told, written = options_of(safemap, command), for_it | rows[command]
         faults += [f'docs/cli.md: {command} has no {option}' for option in sorted(written - told)]
         faults += [f'docs/cli.md: {option} of {command} is not there' for option in sorted(told - written)]
-    return faults
+    short_forms.discard(('-h', '--help'))
+    wanted = [f'\n| `{long}`, `{short}` |' if long else f'\n| `{short} ' for short, long in sorted(short_forms)]
+    return faults + [f'docs/cli.md: no row begins with {row[1:]}' for row in wanted if row not in page]
 
 
 # Declarations that the examples of the documents leave to their reader. The examples of all pages, and those of the

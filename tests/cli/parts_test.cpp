@@ -9,6 +9,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "rename.hpp"
+#include "suggest.hpp"
 
 #include "doctest_safemap.hpp"
 

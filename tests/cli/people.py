@@ -24,7 +24,9 @@ WRITE_TEXTS = None
 
 
 def options_of(help_text):
-    return re.findall(r'^  (?:-\w, )?(--[a-z-]+)', help_text, re.MULTILINE)
+    """Returns the forms of all options, as lists: ["-q", "--quiet"]."""
+    listed = help_text.partition('\nArguments:\n')[2].partition('\nExamples:\n')[0]
+    return [found.split(', ') for found in re.findall(r'^  (-\w, --[a-z-]+|-\w|--[a-z-]+)', listed, re.MULTILINE)]
 
 
 class TypingErrors(Case):
@@ -41,6 +43,56 @@ class TypingErrors(Case):
                          ("'small.safetensors' is not a command",
                           'safemap inspect small.safetensors lists what is in it'))
         self.assertEqual(self.refusal('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
+
+    def test_words_of_other_programs_suggest_the_command(self):
+        for words, meant in [('ls list info show cat', 'inspect'), ('merge consolidate cp save export', 'convert'),
+                             ('check validate test', 'verify'), ('fix', 'repair'), ('compare cmp', 'diff'),
+                             ('sum checksum digest sha256', 'hash'), ('man', 'help')]:
+            for word in words.split():
+                self.assertEqual(self.refusal(word, 'small.safetensors')[1], f'did you mean {meant}?')
+        # A command of a later version is not suggested, nor is a part of a word.
+        for word in ('find', 'is', 'ls cp', ''):
+            meant = 'did you mean scan?' if word == 'find' and 'scan' in COMMANDS else None
+            self.assertIn(self.refusal(word)[1], (meant, 'safemap --help lists the commands'))
+
+    def test_options_of_other_programs_suggest_ours(self):
+        for option, meant in [('--output', '-o OUT'), ('--out=x', '-o OUT'), ('--overwrite', '--force'),
+                              ('-y', '--force'), ('--fp16', '--dtype f16'), ('--bf16', '--dtype bf16'),
+                              ('--half', '--dtype f16'), ('--shard-size', '--max-shard-size'),
+                              ('--only', '--include'), ('--jobs', '--threads'), ('-d', '--dtype, --dtype-of, '
+                              '--dry-run, --drop-cache or --deepspeed-compat'), ('-R', '--root, --rename or --resume')]:
+            message, hint = self.refusal('convert', 'small.safetensors', 'out', option)
+            self.assertEqual((message, hint), (f"convert has no option '{option.partition('=')[0]}'",
+                                               f'did you mean {meant}?'))
+        self.assertEqual(self.refusal('inspect', 'small.safetensors', '--dtype', 'bf16')[1],
+                         '--dtype is an option of convert')
+        self.assertEqual(self.refusal('verify', 'small.safetensors', '-f')[1], '-f is an option of convert, repair')
+        self.assertEqual(self.refusal('inspect', 'small.safetensors', '--overwrite')[1],
+                         'safemap inspect --help lists the options')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_short_options(self):
+        self.assertEqual(self.safemap('convert', 'small.safetensors', 'out', '-q').out, '')
+        planned = self.safemap('convert', '-fn', 'small.safetensors', 'out')
+        self.assertIn('would write', planned.out)
+        self.assertEqual(self.safemap('convert', 'small.safetensors', 'out', '-fq').code, 0)
+        self.done('convert', '-o', 'two.safetensors', 'small.safetensors')
+        self.done('convert', 'small.safetensors', '-othree.safetensors')
+        self.done('repair', 'small.safetensors', '-o', 'four.safetensors')
+        for out in ('two', 'three', 'four'):
+            self.assertTrue(self.done('diff', 'small.safetensors', out + '.safetensors')['equal'])
+        for words, message in [
+                (('convert', '-o', 'new', 'small.safetensors', 'other'),
+                 'there are two OUT: -o new and other, which does not exist'),
+                (('repair', 'small.safetensors', 'other', '-o', 'new'), 'there are two OUT: -o new and other'),
+                (('convert', 'small.safetensors', '-o', 'a', '-o', 'b'), '-o is given more than once'),
+                (('repair', 'small.safetensors'), 'OUT is missing'),
+                (('convert', 'small.safetensors', 'new', '-q=false'), "a flag takes no value: '=false'"),
+                (('convert', 'small.safetensors', 'new', '-fx'), "convert has no option '-x'"),
+                (('convert', 'small.safetensors', 'new', '-qv'), '--quiet and --verbose contradict each other'),
+                (('-q', 'inspect', 'small.safetensors'), "expected a command before '-q'")]:
+            self.assertEqual(self.refusal(*words)[0], message)
+        self.assertFalse((self.folder / 'new').exists())
 
     def test_only_the_wrong_option_is_reported(self):
         for words, option, meant in [
@@ -171,6 +223,8 @@ class SeveralShards(Case):
             self.assertEqual(self.done('hash', out), whole)
         self.done('convert', 'b.safetensors', 'a.safetensors', 'out', '--force')
         self.assertEqual(self.done('hash', 'out'), whole)
+        self.done('convert', 'a.safetensors', '-o', 'out', 'b.safetensors', '--force')
+        self.assertEqual(self.done('hash', 'out'), whole)
 
     def test_root_is_refused_for_several_paths(self):
         error = self.refused('invalid_argument', 2, 'convert', 'a.safetensors', 'b.safetensors', 'out', '--root', 'a')
@@ -251,7 +305,7 @@ class Terminals(Case):
         for words in (('--help',), *[(command, '--help') for command in COMMANDS]):
             for columns in (50, 72, 200):
                 # Examples of calls stay on one line, so that they can be copied.
-                text = self.seen(columns, *words).partition('\nExample:\n')[0]
+                text = self.seen(columns, *words).partition('\nExamples:\n')[0]
                 self.assertLessEqual(self.widest_row(text), min(columns, 100), text)
 
     def test_columns_line_up_behind_wide_names(self):
@@ -273,6 +327,12 @@ class CompletionsAndManPage(Case):
     def text(self, which):
         return subprocess.run([WRITE_TEXTS, which], check=True, stdout=subprocess.PIPE).stdout.decode()
 
+    def test_the_program_prints_the_completions_that_are_installed(self):
+        for shell in ('bash', 'zsh', 'fish'):
+            self.assertEqual(self.safemap('completions', shell).out, self.texts[shell])
+            self.assertEqual(self.done('completions', shell), {'shell': shell, 'script': self.texts[shell]})
+        self.refused('invalid_argument', 2, 'completions', 'tcsh')
+
     def test_texts_are_the_same_each_time(self):
         for which, text in self.texts.items():
             self.assertEqual(self.text(which), text)
@@ -282,15 +342,17 @@ class CompletionsAndManPage(Case):
         self.assertEqual(sorted(listed), sorted(COMMANDS))
         for command in COMMANDS:
             options = options_of(self.safemap(command, '--help').out)
-            self.assertGreater(len(options), 5)
-            bash = re.search(rf"^        {command}\) words='(.*)'", self.texts['bash'], re.MULTILINE).group(1).split()
-            self.assertEqual(bash, options)
+            self.assertGreater(len(options), 2)
+            flat = [form for forms in options for form in forms]
+            bash = re.search(rf"^        {command}\) words='(.*?)'", self.texts['bash'], re.MULTILINE).group(1).split()
+            self.assertEqual(bash, flat)
             zsh = re.search(rf'^        {command}\)\n(.*?);;', self.texts['zsh'], re.DOTALL | re.MULTILINE).group(1)
-            self.assertEqual(re.findall(r"'\*(--[a-z-]+)\[", zsh), options)
-            fish = re.findall(rf"_from {command}' -l ([a-z-]+)", self.texts['fish'])
-            self.assertEqual(['--' + name for name in fish], options)
+            self.assertEqual(re.findall(r"'\*(--?[a-z-]+)\[", zsh), flat)
+            fish = re.findall(rf"_from {command}'((?: -[sl] [a-z-]+)+)", self.texts['fish'])
+            forms = [re.sub('-[sl] (?=. |.$)', '-', re.sub('-l ', '--', f)).split() for f in fish]
+            self.assertEqual(forms, options)
             page = re.search(rf'^\.SS {command} .*?(?=^\.S)', self.texts['man'], re.DOTALL | re.MULTILINE).group()
-            self.assertEqual(re.findall(r'\\fB(--[a-z-]+)', page.replace('\\-', '-')), options)
+            self.assertEqual(re.findall(r'\\fB(--?[a-z-]+)', page.replace('\\-', '-')), flat)
 
     def test_bash_completes(self):
         if shutil.which('bash') is None:
@@ -306,10 +368,11 @@ class CompletionsAndManPage(Case):
 
         self.assertEqual(completed('conv'), ['convert'])
         self.assertEqual(set(COMMANDS) - set(completed('')), set())
-        self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--drop-cache', '--dry-run'])
+        self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--dry-run', '--drop-cache'])
         self.assertEqual(completed('inspect', '--policy', 'le'), ['lenient'])
         self.assertEqual(completed('hash', '--weights', ''), ['fp32', 'module'])
         self.assertEqual(completed('help', 'ver'), ['verify'])
+        self.assertEqual(completed('completions', ''), ['bash', 'zsh', 'fish'])
         self.assertEqual(completed('convert', 'a'), [])  # file names are left to readline
 
     def test_each_shell_accepts_the_syntax_of_its_completions(self):

@@ -1,12 +1,14 @@
 """Tests what all commands have in common: calls, exit codes, output, and formats that are refused."""
+import json
 import os
 import pty
 import select
+import shutil
 import subprocess
 
 import case
 from case import Case, COMMANDS, environment
-from forged import header_bytes, safetensors
+from forged import floats, header_bytes, safetensors, torch_file
 
 
 class EveryCommand(Case):
@@ -21,14 +23,37 @@ class EveryCommand(Case):
             self.assertEqual((result.code, result.err), (0, ''))
             self.expect('help' if len(words) == 1 else f'help_{words[0]}', result.out)
 
-    def test_the_example_of_every_help_works_as_pasted(self):
+    def test_the_examples_of_every_help_work_as_pasted(self):
+        # The files that the examples name.
+        model = torch_file({'layers.0.w': 'FloatStorage', 'layers.1.w': 'FloatStorage'})
+        given = self.folder / 'given'
+        given.mkdir()
+        (given / 'model.pt').write_bytes(model)
+        shutil.copy(case.DATA / 'pt' / 'train_gpt.pt', given / 'train.pt')
+        shutil.copy(self.folder / 'small.safetensors', given / 'part-1.safetensors')
+        (given / 'part-2.safetensors').write_bytes(safetensors([('x', 'F32', [2], floats(1, 2))]))
+        (given / 'model.safetensors').write_bytes(safetensors([('layers.0.w', 'F32', [2], floats(1, 2))]))
+        (given / 'broken.safetensors').write_bytes((given / 'model.safetensors').read_bytes() + b'more')
+        for folder in ('run', 'out'):
+            self.done('convert', 'given/model.pt', f'given/{folder}/')
+        expected = {t['name']: {'dtype': t['dtype'], 'shape': t['shape']}
+                    for t in self.done('inspect', 'given/model.pt')['tensors']}
+        (given / 'model.json').write_text(json.dumps(expected))
+        path = os.path.dirname(case.SAFEMAP) + ':' + os.environ['PATH']
         for command in COMMANDS:
-            example = self.safemap(command, '--help').out.split('Example:\n')[1]
-            path = os.path.dirname(case.SAFEMAP) + ':' + os.environ['PATH']
-            done = subprocess.run(['sh', '-e'], input=example.encode(), capture_output=True,
-                                  env=environment(PATH=path, TMPDIR=str(self.folder)))
-            self.assertEqual((done.returncode, done.stderr), (0, b''), example)
-            self.assertTrue(done.stdout)
+            told = self.safemap(command, '--help').out
+            examples = [told.split('\n')[0], *told.split('Examples:\n')[1].splitlines()]
+            self.assertGreater(len(examples), 1, command)
+            for number, example in enumerate(examples):
+                self.assertIn(f'safemap {command} ', example)
+                place = self.folder / f'{command}{number}'
+                shutil.copytree(given, place)
+                if command == 'convert':
+                    shutil.rmtree(place / 'out')
+                    (place / 'model.safetensors').unlink()
+                done = subprocess.run(['bash', '-e'], input=example.encode(), capture_output=True, cwd=place,
+                                      env=environment(PATH=path))
+                self.assertEqual((done.returncode, done.stderr), (0, b''), example)
 
     def test_policies_differ_in_the_files_they_accept(self):
         text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}}'

@@ -1,4 +1,6 @@
 """Tests safemap inspect."""
+import csv
+import io
 import json
 import re
 import subprocess
@@ -97,9 +99,65 @@ class Inspect(Case):
         (self.folder / 'tied.safetensors').write_bytes(tied)
         line = 'head = other = wte\n'
         self.assertIn('\ntied\n  ' + line, self.safemap('inspect', 'tied.safetensors').out)
-        self.assertIn('\n  tied     ' + line, self.safemap('convert', 'tied.safetensors', 'out').out)
+        self.assertIn('\n  tied     ' + line, self.safemap('convert', 'tied.safetensors', 'out', '-n').out)
         told = self.safemap('inspect', 'tied.safetensors', '--include', 'head').out
         self.assertIn('\ntied\n  head = wte\n', told)
+
+    def test_ties_that_differ_in_numbers_are_one_line(self):
+        names = [f'm.{i}.part.{j}.w' for i in range(2) for j in range(12)]
+        ties = {f'copy/{i}/{j}/w': f'm.{i}.part.{j}.w' for i in range(2) for j in range(12)}
+        # Numbers that the stored name does not have, or that are not in each group, are not folded.
+        ties |= {'head.7': 'm.1.part.3.w', 'x.0.0.y': 'n.0', 'x.0.1.y': 'n.1', 'x.5.2.y': 'n.2'}
+        tensors = [(name, 'U8', [1], b'x') for name in [*names, 'n.0', 'n.1', 'n.2']]
+        (self.folder / 'tied.safetensors').write_bytes(safetensors(tensors, ties))
+        lines = ['copy/{0..1}/{0..11}/w = m.{0..1}.part.{0..11}.w', 'x.0.{0..1}.y = n.{0..1}', 'x.5.2.y = n.2']
+        told = self.safemap('inspect', 'tied.safetensors', '--exclude', 'head.7').out
+        self.assertEqual(told.partition('\ntied\n')[2].partition('\n\n')[0].splitlines(), ['  ' + x for x in lines])
+        told = self.safemap('convert', 'tied.safetensors', 'out', '-n', '--exclude', 'head.7').out
+        self.assertEqual([x for x in told.splitlines() if 'tied' in x], ['  tied     ' + x for x in lines])
+        told = self.safemap('inspect', 'tied.safetensors').out
+        self.assertIn('\n  copy/1/3/w = head.7 = m.1.part.3.w\n', told)
+        self.assertIn('\n  copy/0/{0..11}/w = m.0.part.{0..11}.w\n', told)
+
+    def test_a_table_of_markdown(self):
+        odd = [('a|b`c', 'F32', [2, 3], bytes(24)), *[(f'l.{i}.w', 'BF16', [], b'xx') for i in range(3)]]
+        (self.folder / 'odd.safetensors').write_bytes(safetensors(odd))
+        self.assertEqual(self.safemap('inspect', 'odd.safetensors', '--format', 'md').out,
+                         '| name | tensors | dtype | shape | size |\n'
+                         '| --- | ---: | --- | --- | ---: |\n'
+                         '| `` a\\|b`c `` | 1 | F32 | [2, 3] | 24 B |\n'
+                         '| `l.{0..2}.w` | 3 | BF16 | [] | 6 B |\n'
+                         '\n4 tensors, 30 B\n')
+
+    def test_rows_of_csv(self):
+        names = ['=1+1', '+a', '-a', '@a', '\uff1da', 'a,"b"', 'a\n=b', 'a=b', 'wte']
+        (self.folder / 'odd.safetensors').write_bytes(
+            safetensors([(name, 'F32', [1, 2], bytes(8)) for name in names], {'=head': 'wte'}))
+        done = self.safemap('inspect', 'odd.safetensors', '--format=csv')
+        rows = list(csv.DictReader(io.StringIO(done.out)))
+        self.assertEqual(list(rows[0]), ['name', 'dtype', 'shape', 'bytes', 'file', 'alias_of'])
+        self.assertEqual({row['name'] for row in rows}, {"'=1+1", "'+a", "'-a", "'@a", "'\uff1da", 'a,"b"',
+                                                         'a\\x0a=b', 'a=b', 'wte', "'=head"})
+        for row in rows:
+            alias = 'wte' if row['name'] == "'=head" else ''
+            self.assertEqual((row['dtype'], json.loads(row['shape']), row['bytes'], row['file'], row['alias_of']),
+                             ('F32', [1, 2], '8', 'odd.safetensors', alias))
+        chosen = self.safemap('inspect', 'odd.safetensors', '--format', 'csv', '--include', 'a=b').out
+        self.assertEqual(chosen.splitlines()[1:], ['a=b,F32,"[1, 2]",8,odd.safetensors,'])
+
+    def test_other_formats(self):
+        self.assertEqual(self.safemap('inspect', 'small.safetensors', '--format', 'text').out,
+                         self.safemap('inspect', 'small.safetensors').out)
+        for words in (['--format', 'json'], ['--format=json'], ['--json', '--format', 'json']):
+            self.assertEqual(self.safemap('inspect', 'small.safetensors', *words).json(),
+                             self.done('inspect', 'small.safetensors'))
+            refused = self.safemap('inspect', 'nowhere', *words)
+            self.assertEqual((refused.code, refused.json()['error']['code']), (2, 'path_not_found'))
+        for words in (['xml'], ['md', '--tree'], ['csv', '--globals'], ['csv', '--structure']):
+            self.refused('invalid_argument', 2, 'inspect', 'small.safetensors', '--format', *words)
+        for word in ('text', 'md', 'csv'):
+            refused = self.safemap('inspect', 'small.safetensors', '--json', '--format', word)
+            self.assertEqual(refused.json()['error']['message'], '--json does not apply to this --format')
 
     def test_a_damaged_header_exits_with_1(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
