@@ -302,7 +302,10 @@ private:
 
 class Scan final : public Command {
 public:
-    Scan() { common.selects_files = true; }
+    Scan() {
+        common.selects_files = true;
+        common.selecting = "Options";
+    }
 
     void declare(CLI::App& app) override {
         app.add_option("PATH...", paths_, "files and folders, which are searched at any depth")

@@ -84,6 +84,12 @@ class Files:
         self.safemap('convert', 'model.pt', 'bf16/', '--dtype', 'bf16')
         self.safemap('convert', 'model.pt', 'a.safetensors', '--include', 'model.layers.0.*')
         self.safemap('convert', 'model.pt', 'b.safetensors', '--include', 'model.layers.1.*')
+        for part in ('a', 'b'):
+            shutil.copy(self.folder / f'{part}.safetensors', self.folder / f'part-{part}.safetensors')
+        for folder in ('models', 'downloads'):
+            (self.folder / folder).mkdir()
+            for file in ('model.pt', 'a.safetensors'):
+                shutil.copy(self.folder / file, self.folder / folder)
         (self.folder / 'model-fp8').mkdir()
         name = 'model.layers.0.self_attn.q_proj.weight'
         quantised = [(name, 'F8_E4M3', [32, 32], bytes(range(64)) * 16),

@@ -27,8 +27,8 @@ INLINE = re.compile(r'`(safemap \w+ [^`\n]*)`')
 NOT_RUN = re.compile(r'\s*(sudo|\./dev|git|meson|g\+\+|mpirun|srun|tr|stat|ls)\s')
 # Readers fill in PATH, IN, OUT, FILE, [options]. `convert *.safetensors` is there as an error. Files of benchmarks are
 # not made.
-PLACEHOLDER = re.compile(r'(?<![\w-])(?:[A-Z]{2,}|[AB])\b|\[options\]|convert \*|'
-                         r'\b(?:big|transposed|in)\.(?:pt|safetensors)\b')
+PLACEHOLDER = re.compile(r'(?<![\w-])(?:[A-Z]{2,}|[AB])\b|\[options\]|convert (?:part-)?\*|'
+                         r'\| source|\b(?:big|transposed|in)\.(?:pt|safetensors)\b')
 CLOCK = [(r'\d+\.\d+ s\b', 'TIME'), (r'TIME, [\d.]+ .?B/s', 'TIME, RATE'), (r'[\d.]+ .?B of memory', 'MEMORY')]
 
 

@@ -34,7 +34,7 @@ class EveryCommand(Case):
         (given / 'part-2.safetensors').write_bytes(safetensors([('x', 'F32', [2], floats(1, 2))]))
         (given / 'model.safetensors').write_bytes(safetensors([('layers.0.w', 'F32', [2], floats(1, 2))]))
         (given / 'broken.safetensors').write_bytes((given / 'model.safetensors').read_bytes() + b'more')
-        for folder in ('run', 'out'):
+        for folder in ('run', 'out', 'models', 'downloads'):
             self.done('convert', 'given/model.pt', f'given/{folder}/')
         expected = {t['name']: {'dtype': t['dtype'], 'shape': t['shape']}
                     for t in self.done('inspect', 'given/model.pt')['tensors']}
