@@ -66,6 +66,9 @@ public:
             ->type_name("GLOB=D");
         add_repeatable(app, "--keep-dtype", keep_, "do not cast tensors whose names match (repeatable)")
             ->type_name("GLOB");
+        add_parsed(app, "--dtype-optimizer", options_.optimizer_dtype, parse_dtype_name,
+                   "cast the state of the optimizer, which --dtype leaves as it is")
+            ->type_name("D");
         app.add_flag("--apply-scales", options_.apply_scales,
                      "multiply quantised F8 weights by their scales, as bf16 or --dtype, and leave out the scales");
         app.option_defaults()->group("Files written");

@@ -99,6 +99,7 @@ JsonWriter as_json(const Chosen& chosen, FileNames files, const std::vector<std:
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
     if (checkpoint.layout()) write_layout(json, *checkpoint.layout());
+    write_training(json, checkpoint.training());
     json.key("metadata").begin_object();
     for (const auto& [key, value] : checkpoint.metadata()) json.member(key, value);
     json.end_object();
@@ -399,6 +400,7 @@ private:
                                        count_text(tensors.size(), "tensor"), bytes_text(tensors.total_bytes()));
         if (const auto& layout = checkpoint.layout())
             text += layout_lines(*layout, name(checkpoint.format()), common.open.weights);
+        text += training_line(checkpoint.training());
         text += section("tensors", tree_ ? Tree(folded).text() : tensor_table(folded));
         text += section("files", shards.lines());
         if (!tree_) text += section("prefixes", prefix_lines(tensors));

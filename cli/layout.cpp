@@ -58,6 +58,29 @@ void write_layout(JsonWriter& json, const TrainingLayout& layout) {
     json.end_object();
 }
 
+void write_training(JsonWriter& json, const TrainingState& training) {
+    const bool is_known = training.step || training.epoch || training.learning_rate || training.loss_scale;
+    if (!is_known && !training.world_size) return;
+    json.key("training").begin_object();
+    if (training.step) json.member("step", *training.step);
+    if (training.epoch) json.member("epoch", *training.epoch);
+    if (training.learning_rate) json.member("learning_rate", *training.learning_rate);
+    if (training.loss_scale) json.member("loss_scale", *training.loss_scale);
+    if (training.world_size) json.member("world_size", *training.world_size);
+    json.end_object();
+}
+
+std::string training_line(const TrainingState& training) {
+    Words words;
+    if (training.step) words.add(fmt::format("step {}", *training.step));
+    if (training.epoch) words.add(fmt::format("epoch {}", *training.epoch));
+    if (training.learning_rate) words.add(fmt::format("learning rate {}", *training.learning_rate));
+    if (training.loss_scale) words.add(fmt::format("loss scale {}", *training.loss_scale));
+    if (words.text().empty()) return {};  // the line above has the ranks
+    if (training.world_size) words.add(count_text(*training.world_size, "rank"));
+    return fmt::format("training: {}\n", words.text());
+}
+
 bool is_deepspeed(const TrainingLayout& layout) { return layout.kind == "deepspeed" || layout.kind == "universal"; }
 
 std::string layout_text(const TrainingLayout& layout) {

@@ -232,6 +232,11 @@ public:
     /// Returns what the folder says of the training run; nothing if it is not a folder of a training framework.
     const std::optional<TrainingLayout>& layout() const& noexcept;
     const std::optional<TrainingLayout>& layout() const&& = delete;
+    /// Returns how far the training had come, from the values beside the tensors: the entries and the optimizers of a
+    /// `.pt` or a training folder, and `trainer_state.json`, `scheduler.pt` and `scaler.pt` beside them. A file that
+    /// cannot be read says nothing. Reads those small files, and of a tensor without dimensions its one value. Does not
+    /// change with select() and renamed(). Throws std::bad_alloc.
+    [[nodiscard]] TrainingState training() const;
     /// Returns the state of the optimizer of a DeepSpeed checkpoint, or of files or a folder beside the model, or
     /// nothing if nothing has such a state.
     ///
@@ -249,21 +254,33 @@ public:
     /// and throws whatever reading throws.
     [[nodiscard]] std::optional<std::string> fingerprint() const;
 
-    /// Lists the small files of a model folder besides the weights, for SaveOptions::extras: configuration, tokenizer,
-    /// licence. Opens the files and reads none of them. Extras are regular files of at most 64 MiB, or symbolic links
-    /// to such files in the folder, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`,
-    /// `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their
-    /// names.
+    /// Lists the small files that belong to the model besides its weights, for SaveOptions::extras: configuration,
+    /// tokenizer, licence. Opens the files and reads none of them.
     ///
-    /// Returns an empty list unless the checkpoint was opened from the folder of a finished model, rows 1 to 5 of
-    /// open(). Links to files outside of the folder are not listed, and notes say where they lead; the blobs of a model
-    /// hub's cache count as inside. Throws file_changed if the folder was replaced since the checkpoint was opened, or
-    /// if a file disappeared while the folder was listed; and whatever opening a file throws.
+    /// - opened from the folder of a finished model, rows 1 to 5 of open(): the files beside it named `*.json` (but not
+    ///   `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`
+    /// - from a training folder (DeepSpeed, DCP, files of ranks, Hugging Face shards, `pytorch_model_fsdp.bin`): the
+    ///   files that make up a model of Hugging Face by their names, such as `config.json`, `tokenizer.json`,
+    ///   `generation_config.json` and `adapter_config.json`. They are beside the weights, in the folders up to the path
+    ///   that was opened, in `huggingface/` (verl) or `.hf_metadata/` (NeMo) there, and in the parent of that path
+    /// - from the folder of an adapter: those of a finished model, and beyond that folder those of a training folder
+    /// - from a file called `model`, `pytorch_model`, `diffusion_pytorch_model` or `adapter_model`, a shard or an index
+    ///   of one, if `config.json` or `adapter_config.json` is beside it: files of the model by their names, beside it
+    /// - else: none
+    ///
+    /// Extras are regular files of at most 64 MiB, or symbolic links to such files in the folder; the blobs of a model
+    /// hub's cache count as inside. Hidden files, weights, code and the state of a training are never extras. Of two
+    /// files of one name, the nearest counts, in the order above. Notes name files that are left out though the model may
+    /// need them: code, large files, links out of a folder, the second file of a name, and folders of modules.
+    ///
+    /// Throws file_changed if the folder of a finished model was replaced since the checkpoint was opened, or if a file
+    /// disappeared while the folder was listed; and whatever opening a file throws.
     [[nodiscard]] Extras extras() const;
 
     /// Returns the name under which libraries look for the files of this model, for SaveOptions::stem: "adapter_model"
-    /// for a model opened from the folder of `adapter_model.bin`. Returns "model" if the checkpoint was not opened from
-    /// the folder of a finished model, and for names that stand for the same: `pytorch_model`.
+    /// for a model opened from the folder of `adapter_model.bin`, or with `adapter_config.json` and no `config.json`
+    /// among its extras. Returns "model" for a checkpoint that has no extras, and for names that stand for the same:
+    /// `pytorch_model`.
     [[nodiscard]] std::string stem() const;
 
 private:

@@ -57,8 +57,8 @@ struct SaveOptions {
     // Contents and layout.
     /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
-    /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to. F8_E8M0 tensors (scales) and tensors of all other
-    /// dtypes keep theirs. A cast to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to
+    /// Dtype that every F64, F32, F16, BF16 and F8 tensor of a model is cast to. The state of an optimizer in the same
+    /// checkpoint keeps its dtypes, see `optimizer_dtype`; so do F8_E8M0 tensors (scales) and all other dtypes. A cast to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to
     /// `dtype` are not possible, or if LazyTensor::cast() has already cast a tensor to another dtype; and
     /// quantized_cast if it would cast quantised numbers without their scales, or scales without the numbers, also if
     /// these are in other files: see "Quantised tensors" in docs/format.md. Unset: no casts.
@@ -68,6 +68,12 @@ struct SaveOptions {
     std::vector<DtypeOf> dtype_of = {};
     /// Tensors that neither `dtype` nor `dtype_of` casts, and that `apply_scales` leaves as they are.
     std::optional<Selection> keep_dtype = std::nullopt;
+    /// Dtype that tensors of the optimizer's state are cast to, here and in the folder "optimizer" of `folders`. Unset:
+    /// they keep their dtypes, whatever `dtype` says, and a note counts them. `dtype_of` and `keep_dtype` win. These
+    /// are tensors of a checkpoint in the `state` and `param_groups` of an optimizer of torch, or below an entry that
+    /// is called after an optimizer, a scheduler, a loss scaler or a random number generator; a list of tensors has
+    /// none.
+    std::optional<Dtype> optimizer_dtype = std::nullopt;
     /// Begins the names of the files in a folder: `STEM.safetensors`, or `STEM-00001-of-00002.safetensors` and
     /// `STEM.safetensors.index.json`. Checkpoint::stem() has that of a model, such as "adapter_model" of PEFT, which
     /// finds no other name. Does not apply to one file, to files of ranks, and to `folders`. Throws invalid_argument if
@@ -135,12 +141,13 @@ struct SaveOptions {
     ///
     /// - Each folder gets the files of a save of its own, with its own index. Of the options for contents and layout,
     ///   only `max_shard_size`, `max_header_bytes`, `alignment`, `align_tensors`, `strategy`, `index_style`,
-    ///   `structure` and `checksums` apply to it. The options for how files are written apply to the whole save.
+    ///   `structure` and `checksums` apply to it, and to "optimizer" `optimizer_dtype`. The options for how files are
+    ///   written apply to the whole save.
     /// - With `overwrite`, the model in an existing folder is replaced, and every other file in it stays. A folder that
     ///   is not named here does not change.
     /// - If `out` is replaced file by file, a program that opens `out/optimizer`, and not `out`, may see files of both
     ///   checkpoints until the save, or the next save to `out`, has finished.
-    /// - The report counts all checkpoints together, except that its `casts` are those of `out` alone.
+    /// - The report counts all checkpoints together.
     /// - Throws invalid_argument if a name is empty, begins with a dot, has a slash, or is the name of another file of
     ///   the save; if `out` is a single file; and in a ShardWriter.
     std::map<std::string, Checkpoint> folders = {};

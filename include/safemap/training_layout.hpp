@@ -1,4 +1,5 @@
-// TrainingLayout: what the folder of a training framework says of the run that saved it.
+// TrainingLayout: what the folder of a training framework says of the run that saved it. TrainingState: how far the
+// run had come.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -27,6 +28,15 @@ struct TrainingLayout {
     std::vector<std::uint64_t> mesh = {};          ///< sizes of the device mesh; empty if tensors have different ones
     std::vector<std::string> mesh_names = {};      ///< names of its dimensions, "dp" and "tp"; empty if they have none
     std::optional<std::uint64_t> chunks = {};      ///< parts of all tensors, as the files store them
+};
+
+/// How far a training run had come when it saved a checkpoint. Members that no file states are empty.
+struct TrainingState {
+    std::optional<std::uint64_t> step = {};        ///< steps of the optimizer
+    std::optional<double> epoch = {};              ///< as the trainer counts; 1.5 is the middle of the second epoch
+    std::optional<double> learning_rate = {};      ///< that of the first group of parameters
+    std::optional<double> loss_scale = {};         ///< the factor of mixed precision in fp16
+    std::optional<std::uint64_t> world_size = {};  ///< ranks of the run, of all kinds of parallelism
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -6,6 +6,8 @@
 #include "names/file_names.hpp"
 
 #include <charconv>
+#include <map>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::names {
 
@@ -79,6 +81,10 @@ constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt
 /// Longer words first: "pytorch_model" begins with a word of its own, and ends with one.
 constexpr std::string_view model_words[] = {"pytorch_model_fsdp", "pytorch_model", "model", "weights"};
 constexpr std::string_view optimizer_words[] = {"optimizer", "optim"};
+
+/// Words before the number of a save.
+constexpr std::string_view save_words[] = {"ba",   "batch",      "checkpoint", "ckpt",      "ep",   "epoch",
+                                           "iter", "globalstep", "iteration",  "save",      "step", "update"};
 
 // Reading a name by its row.
 
@@ -194,6 +200,52 @@ bool is_pair(const std::string& model, const std::string& optimizer) {
     // "model_and_optim" holds both.
     return rest && rest == rest_of(optimizer, optimizer_words) && !rest_of(model, optimizer_words) &&
            !rest_of(optimizer, model_words);
+}
+
+/// The name of one of the saves of a run: its numbers, and the words before them.
+struct SaveName {
+    std::string words = {};                       ///< "epoch#step#", with the text before the first word
+    std::vector<std::string_view> numbers = {};   ///< without zeros before them
+
+    /// Returns true if this save is older than another one whose words are the same.
+    bool operator<(const SaveName& other) const {
+        return std::lexicographical_compare(
+            numbers.begin(), numbers.end(), other.numbers.begin(), other.numbers.end(),
+            [](std::string_view a, std::string_view b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
+    }
+};
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// Returns the length of the part of `text` from `at` on whose characters are all of one kind.
+template <class Kind> std::size_t length_of(std::string_view text, std::size_t at, Kind&& kind) {
+    const auto* const begin = text.data() + at;
+    return static_cast<std::size_t>(std::find_if_not(begin, text.data() + text.size(), kind) - begin);
+}
+
+/// Finds the numbers that follow words of saves, directly or after one more character.
+SaveName save_name(std::string_view name) {
+    SaveName found;
+    for (std::size_t at = 0; at < name.size();) {
+        const std::size_t letters = length_of(name, at, is_letter);
+        if (letters == 0) {
+            ++at;
+            continue;
+        }
+        std::string word(name.substr(at, letters));
+        std::transform(word.begin(), word.end(), word.begin(), [](char c) { return static_cast<char>(c | 0x20); });
+        const std::size_t begin = at;
+        at += letters;
+        const std::size_t number = at < name.size() && !is_digit(name[at]) ? at + 1 : at;
+        const std::size_t digits = number < name.size() ? length_of(name, number, is_digit) : 0;
+        if (digits == 0 || !among(word, save_words)) continue;
+        if (found.numbers.empty()) found.words = name.substr(0, begin);
+        found.words += word + '#';
+        const std::string_view text = name.substr(number, digits);
+        found.numbers.push_back(text.substr(std::min(text.find_first_not_of('0'), text.size() - 1)));
+        at = number + digits;
+    }
+    return found;
 }
 
 }  // namespace
@@ -324,6 +376,35 @@ bool is_weights_or_code(std::string_view name) {
 bool is_companion(std::string_view name) {
     if (ends_as_safetensors(name)) return false;
     return among(without_number(name.substr(0, name.rfind('.'))), companion_stems) || among(name, companion_files);
+}
+
+bool names_model(std::string_view name) {
+    const auto rest = rest_of(without_number(name), model_words);
+    return rest && rest->empty();
+}
+
+bool names_optimizer(std::string_view name) {
+    const auto rest = rest_of(without_number(name), optimizer_words);
+    return rest && rest->empty();
+}
+
+bool is_numbered_save(std::string_view name) { return !save_name(name).numbers.empty(); }
+
+std::string newest_save(const FileNames& names) {
+    std::map<std::string, std::vector<std::pair<SaveName, std::string_view>>> by_words;
+    for (const std::string& name : names)
+        if (SaveName save = save_name(name); !save.numbers.empty()) by_words[save.words].emplace_back(save, name);
+    const auto fewer = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
+    const auto most = std::max_element(by_words.begin(), by_words.end(), fewer);
+    if (most == by_words.end()) return {};
+    const auto is_as_many = [&](const auto& each) { return each.second.size() == most->second.size(); };
+    const auto& saves = most->second;
+    const auto older = [](const auto& a, const auto& b) { return a.first < b.first; };
+    const auto newest = std::max_element(saves.begin(), saves.end(), older);
+    const auto is_as_new = [&](const auto& save) { return !older(save, *newest); };
+    if (std::count_if(by_words.begin(), by_words.end(), is_as_many) > 1) return {};
+    if (std::count_if(saves.begin(), saves.end(), is_as_new) > 1) return {};
+    return std::string(newest->second);
 }
 
 std::optional<ModelAndOptimizer> model_and_optimizer(const FileNames& names) {

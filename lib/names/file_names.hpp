@@ -159,6 +159,19 @@ struct ModelAndOptimizer {
 ///     model                             optim                           NeMo Automodel, OLMo
 std::optional<ModelAndOptimizer> model_and_optimizer(const FileNames& names);
 
+/// Returns true for the name of a folder, or of a file without its ending, that trainers give to a model, or to the
+/// state of an optimizer, and that says nothing else: "pytorch_model_fsdp_0", "optimizer_0".
+bool names_model(std::string_view name);
+bool names_optimizer(std::string_view name);
+
+/// Returns true for a name that trainers give to one of the saves of a run, by its number: "checkpoint-100", "step-7",
+/// "epoch_3", "global_step500", "iter_0000100", "ep0-ba100", "epoch=0-step=3.ckpt".
+bool is_numbered_save(std::string_view name);
+/// Returns the newest of the saves of a run by the numbers in their names, "checkpoint-1000" and not "checkpoint-200".
+/// Names that are spelled in another way than most, such as "best", do not count. Returns an empty text if no name is
+/// the newest.
+std::string newest_save(const FileNames& names);
+
 /// The name of the folder beside a model that holds the state of its optimizer, as safetensors.
 inline constexpr const char* optimizer_folder = "optimizer";
 

@@ -11,7 +11,8 @@
 //   lacking_shards          numbered shards that are not all there
 //   other_weights           the only other file of weights
 //
-// If no row finds a checkpoint, shape_of() looks at the folders inside. names_in() lists the names.
+// If no row finds a checkpoint, shape_of() looks at the folders inside: first for the snapshot of a model hub's cache.
+// names_in() lists the names.
 #include "names/folder_shape.hpp"
 
 #include "base/folder.hpp"
@@ -54,6 +55,10 @@ template <class Wanted> FileNames folders_where(const FolderNames& names, Wanted
     for (std::size_t i = 0; i < names.below.size(); ++i)
         if (wanted(names.folders[i], names.below[i])) found.push_back(names.folders[i]);
     return found;
+}
+
+void move_names(FileNames from, FileNames& to) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
 FolderShape several(FileNames names, Several what) {
@@ -184,7 +189,9 @@ FolderShape one_of_tags(const FolderNames& names, const FileNames& tags) {
     if (tags.size() == 1) return named_tag(names, "latest", tags.front());
     std::string what = "it is missing, and there are " + std::to_string(tags.size()) + " tags:";
     for (const std::string& tag : tags) what += ' ' + tag + (&tag == &tags.back() ? "" : ",");
-    return bad_tag("latest", std::move(what));
+    FolderShape shape = bad_tag("latest", std::move(what));
+    shape.newest = newest_save(tags);
+    return shape;
 }
 
 MaybeShape deepspeed_root(const FolderNames& names) {
@@ -311,7 +318,11 @@ MaybeShape other_weights(const FolderNames& names) {
     if (std::all_of(weights.begin(), weights.end(), is_companion))
         return FolderShape{.kind = ShapeKind::companions, .files = std::move(weights)};
     std::erase_if(weights, is_companion);
-    if (weights.size() > 1) return several(std::move(weights), Several::files);
+    if (weights.size() > 1) {
+        FolderShape shape = several(std::move(weights), Several::files);
+        shape.newest = newest_save(shape.files);
+        return shape;
+    }
     return FolderShape{.kind = ShapeKind::file, .files = std::move(weights)};
 }
 
@@ -339,20 +350,30 @@ FolderShape first_of(const FolderNames& names, bool Row::*where = nullptr) {
 
 // 9: the folders inside.
 
-/// Returns true for hidden folders and for unfinished saves of other programs.
+/// Returns true for hidden folders, for unfinished saves of other programs, and for a hub's caches of other things than
+/// models.
 bool passed_over(std::string_view folder) {
-    return folder.starts_with('.') || folder.ends_with(".tmp") || folder.ends_with(".lock");
+    return folder.starts_with('.') || folder.ends_with(".tmp") || folder.ends_with(".lock") ||
+           folder.starts_with("tmp-checkpoint-") || folder.starts_with("datasets--") || folder.starts_with("spaces--");
 }
 
-/// Returns the shape of a folder inside the folder. The level below it is not listed, so a file that names a tag is
-/// enough.
+/// Returns true for the folder of a repository in the cache of a model hub.
+bool is_hub_cache(const FolderNames& names) {
+    return has(names.folders, "snapshots") && (has(names.folders, "refs") || has(names.folders, "blobs"));
+}
+
+FolderShape shape_inside(const FolderNames& names);
+
+/// Returns the shape of a folder inside the folder. The level below it is not listed, unless it is one of the saves of
+/// a run, so a file that names a tag is enough.
 FolderShape shape_of_inner(const FolderNames& names) {
     constexpr std::string_view pointers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
     const auto model = first_of(names, &Row::inside);
     if (model.kind != ShapeKind::nothing || names.folders.empty()) return model;
     for (const std::string_view pointer : pointers)
         if (has(names.files, pointer)) return {.kind = ShapeKind::deepspeed};
-    return {};
+    if (is_hub_cache(names)) return {.kind = ShapeKind::folder};
+    return shape_inside(names);
 }
 
 /// Returns the folders inside that hold a model of their own.
@@ -462,43 +483,121 @@ FileNames components_in(const std::optional<json::Value>& root) {
     return components;
 }
 
-FolderShape shape_inside(const FolderNames& names) {
-    FileNames found;
-    FileNames others;
+/// Returns true if the shape lacks files, by their names.
+bool lacks_files(const FolderShape& shape) {
+    if (shape.kind == ShapeKind::shards_lack) return true;
+    const auto rank = shape.kind == ShapeKind::rank_files ? rank_file(shape.files.front()) : std::nullopt;
+    return rank && ranks_in_set(*rank, shape.files) > shape.files.size();
+}
+
+/// The folders inside that hold a checkpoint, and what else is in them.
+struct Inside {
+    FileNames found = {};
+    FileNames whole = {};  ///< those of `found` that no name says to be unfinished
+    FileNames others = {};
+    FileNames unfinished = {};
+    FileNames optimizer = {};
+};
+
+Inside look_inside(const FolderNames& names) {
+    // The last file that the Trainer of transformers writes. A save without it is unfinished where others have it.
+    constexpr std::string_view last_file = "trainer_state.json";
+    Inside inside;
     FileNames rank_sets;
-    FileNames unfinished;
+    FileNames with_last;
     for (std::size_t i = 0; i < names.below.size(); ++i) {
-        if (passed_over(names.folders[i])) continue;
-        const ShapeKind kind = shape_of_inner(names.below[i]).kind;
-        if (kind == ShapeKind::nothing) {
-            if (!weights_in(names.below[i]).empty()) others.push_back(names.folders[i]);
+        const std::string& name = names.folders[i];
+        if (passed_over(name)) continue;
+        const FolderShape shape = shape_of_inner(names.below[i]);
+        if (shape.kind == ShapeKind::nothing) {
+            if (!weights_in(names.below[i]).empty()) inside.others.push_back(name);
             continue;
         }
         // OLMo keeps the state of each rank in train/ beside the model.
-        const bool state = names.folders[i] == "train" && kind == ShapeKind::rank_files;
-        (kind == ShapeKind::unfinished ? unfinished : state ? rank_sets : found).push_back(names.folders[i]);
+        const bool state = name == "train" && shape.kind == ShapeKind::rank_files;
+        (shape.kind == ShapeKind::unfinished ? inside.unfinished : state ? rank_sets : inside.found).push_back(name);
+        if (shape.kind == ShapeKind::unfinished || lacks_files(shape)) continue;
+        inside.whole.push_back(name);
+        if (has(names.below[i].files, last_file)) with_last.push_back(name);
     }
-    if (found.empty()) found = std::move(rank_sets);
-    FileNames optimizer;
-    if (auto pair = model_and_optimizer(found)) {
-        found = {std::move(pair->model)};
-        optimizer = {std::move(pair->optimizer)};
+    if (inside.found.empty()) inside.found = std::move(rank_sets);
+    if (!with_last.empty()) inside.whole = std::move(with_last);
+    return inside;
+}
+
+/// Takes the states of optimizers out of what was found, if a model is left. That of the only model is its optimizer.
+void take_optimizers(Inside& inside) {
+    FileNames optimizers;
+    FileNames models;
+    for (const std::string& name : inside.found) (names_optimizer(name) ? optimizers : models).push_back(name);
+    if (auto pair = model_and_optimizer(inside.found)) {  // "critic_model" and "critic_optimizer"
+        models = {std::move(pair->model)};
+        optimizers = {std::move(pair->optimizer)};
     }
-    if (found.size() > 1) return several(std::move(found), Several::folders);
-    if (found.size() == 1) {
-        FileNames known = others;
-        known.push_back(found.front());
-        known.insert(known.end(), optimizer.begin(), optimizer.end());
-        FileNames foreign = foreign_weights(names, known);
-        others.insert(others.end(), std::make_move_iterator(foreign.begin()), std::make_move_iterator(foreign.end()));
+    if (models.empty()) return;
+    inside.found = std::move(models);
+    for (std::string& name : optimizers) {
+        const auto pair = model_and_optimizer({inside.found.front(), name});
+        const bool is_its = inside.found.size() == 1 && pair && pair->optimizer == name;
+        (is_its ? inside.optimizer : inside.others).push_back(std::move(name));
+    }
+}
+
+/// Takes the saves of a run out of what was found, if the model of its end is beside them.
+void take_saves(Inside& inside) {
+    const auto is_save = [](const std::string& name) { return is_numbered_save(name); };
+    FileNames saves = matching(inside.found, is_save);
+    if (saves.size() + 1 != inside.found.size()) return;
+    const auto model = std::find_if_not(inside.found.begin(), inside.found.end(), is_save);
+    if (!names_model(*model)) return;
+    inside.found = {*model};
+    move_names(std::move(saves), inside.others);
+}
+
+FolderShape shape_inside(const FolderNames& names) {
+    Inside inside = look_inside(names);
+    take_optimizers(inside);
+    take_saves(inside);
+    if (inside.found.size() > 1) {
+        FolderShape shape = several(std::move(inside.found), Several::folders);
+        std::erase_if(inside.whole, [&](const std::string& name) { return !has(shape.files, name); });
+        shape.newest = newest_save(inside.whole);
+        return shape;
+    }
+    if (inside.found.size() == 1) {
+        FileNames known = inside.others;
+        known.push_back(inside.found.front());
+        known.insert(known.end(), inside.optimizer.begin(), inside.optimizer.end());
+        move_names(foreign_weights(names, known), inside.others);
         return {.kind = ShapeKind::folder,
-                .files = std::move(found),
-                .others = std::move(others),
-                .unfinished = std::move(unfinished),
-                .optimizer = std::move(optimizer)};
+                .files = std::move(inside.found),
+                .others = std::move(inside.others),
+                .unfinished = std::move(inside.unfinished),
+                .optimizer = std::move(inside.optimizer)};
     }
-    if (unfinished.empty()) return {};
-    return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
+    if (inside.unfinished.empty()) return {};
+    return {.kind = ShapeKind::unfinished, .files = std::move(inside.unfinished), .inside = true};
+}
+
+/// Returns the snapshot that `refs/main` names in the cache of a model hub, or the only one.
+MaybeShape snapshot(const FolderNames& names) {
+    constexpr std::string_view pointer = "refs/main";
+    if (!is_hub_cache(names) || names.below.empty()) return std::nullopt;
+    const auto at = std::find(names.folders.begin(), names.folders.end(), "snapshots") - names.folders.begin();
+    FileNames snapshots = names.below[static_cast<std::size_t>(at)].folders;
+    for (std::string& one : snapshots) one.insert(0, "snapshots/");
+    if (!names.main_ref) {
+        if (snapshots.size() > 1) return several(std::move(snapshots), Several::snapshots);
+        return shape_if_any(ShapeKind::folder, std::move(snapshots));
+    }
+    const std::string commit(path_segment(*names.main_ref));
+    if (commit.empty() || commit.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+        return bad_tag(pointer, "expected one line with the hash of a commit, the name of a folder in snapshots/");
+    const std::string named = "snapshots/" + commit;
+    if (!has(snapshots, named))
+        return FolderShape{.kind = ShapeKind::no_snapshot, .files = {named}, .others = std::move(snapshots)};
+    std::erase(snapshots, named);
+    return FolderShape{.kind = ShapeKind::folder, .files = {named}, .others = std::move(snapshots)};
 }
 
 /// Lists the names that are not read, for the notes: weights, indexes and DCP metadata. Other files are common beside a
@@ -541,12 +640,20 @@ FolderNames list_names(const Folder& folder) {
     return names;
 }
 
-/// Lists the names in a folder inside the folder. A folder that is gone, or that may not be read, is empty.
-FolderNames list_names_below(const Folder& folder, const std::string& name) {
+/// Lists the names in a folder inside the folder, and `levels` levels below it. A folder that is gone, or that may not
+/// be read, is empty.
+FolderNames list_names_below(const Folder& folder, const std::string& name, int levels) {
+    constexpr std::size_t most_folders = 64;  // a save of a run has a few; other folders may have thousands
     if (name.starts_with('.')) return {};
     try {
         const auto below = folder.folder(name);
-        return below ? list_names(*below) : FolderNames();
+        if (!below) return {};
+        FolderNames names = list_names(*below);
+        if (levels == 0 || !is_numbered_save(name) || names.folders.size() > most_folders) return names;
+        if (shape_of_inner(names).kind != ShapeKind::nothing) return names;
+        for (const std::string& inner : names.folders)
+            names.below.push_back(list_names_below(*below, inner, levels - 1));
+        return names;
     } catch (const Error& error) {
         if (error.code() != Errc::permission_denied) throw;
         return {};
@@ -596,6 +703,7 @@ FolderShape shape_of(const FolderNames& names) {
     FolderShape shape = shape_of_folder(names);
     if (holds_checkpoint(shape)) return shape;
     if (MaybeShape module = first_module(names)) return *std::move(module);
+    if (MaybeShape cached = snapshot(names)) return *std::move(cached);
     FolderShape inside = shape_inside(names);
     if (inside.kind != ShapeKind::nothing) return inside;
     // DeepSpeed's marker tells what the folder is, even if no tag is left.
@@ -621,7 +729,10 @@ FolderNames names_in(const Folder& folder) {
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());
-    for (const std::string& name : names.folders) names.below.push_back(list_names_below(folder, name));
+    for (const std::string& name : names.folders) names.below.push_back(list_names_below(folder, name, 1));
+    if (!is_hub_cache(names)) return names;
+    if (const auto refs = has(names.folders, "refs") ? folder.folder("refs") : nullptr)
+        names.main_ref = read_marker(*refs, refs->list(), "main");
     return names;
 }
 

@@ -16,7 +16,8 @@ namespace safemap::SAFEMAP_ABI::names {
 struct FolderNames {
     FileNames files = {};    ///< sorted
     FileNames folders = {};  ///< sorted
-    /// The names in each of `folders`, without a level below it. Empty if they were not listed.
+    /// The names in each of `folders`, without a level below it. Those of one of the saves of a run have that level, if
+    /// the save has no model of its own. Empty if they were not listed.
     std::vector<FolderNames> below = {};
     // Text of the files that name a folder, if they exist.
     std::optional<std::string> latest = {};
@@ -26,6 +27,7 @@ struct FolderNames {
     std::vector<std::string> listed_components = {};
     /// The folders that `modules.json` lists, likewise.
     std::vector<std::string> listed_modules = {};
+    std::optional<std::string> main_ref = {};  ///< text of `refs/main` in the cache of a model hub
 };
 
 /// The kind of checkpoint in a folder. The comment of a kind says what `FolderShape::files` names.
@@ -37,7 +39,7 @@ enum class ShapeKind : std::uint8_t {
     file,            ///< the only file of weights, or the finished model
     shards,          ///< numbered shards without an index
     megatron_ranks,  ///< the file of each rank; they are not merged
-    folder,          ///< the folder to read instead
+    folder,          ///< the folder to read instead; in the cache of a model hub, a path of two folders
     deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
     universal,       ///< the folder of the tag, or the folder `zero`
     rank_files,      ///< the files of one set that are there
@@ -53,7 +55,8 @@ enum class ShapeKind : std::uint8_t {
     // Wrong or ambiguous.
     companions,   ///< files that trainers write beside a model, without a model
     several,      ///< the models
-    bad_tag,      ///< the file that names the tag
+    bad_tag,      ///< the file that names the tag, or a revision in the cache of a model hub
+    no_snapshot,  ///< the snapshot that the cache of a model hub lacks
     unfinished,   ///< the files that the save has left
     shards_lack,  ///< the numbered shards that are there
 };
@@ -64,6 +67,7 @@ enum class Several : std::uint8_t {
     files,      ///< files of weights without an index
     rank_sets,  ///< FolderShape::files are the globs of the sets
     folders,    ///< folders in the folder
+    snapshots,  ///< snapshots in the cache of a model hub, which does not say which one to read
     pipeline,   ///< folders and files; components without weights are in FolderShape::others
 };
 
@@ -83,7 +87,8 @@ struct FolderShape {
     std::string optimizer_inside = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    std::string fault = {};  ///< for bad_tag
+    std::string fault = {};   ///< for bad_tag
+    std::string newest = {};  ///< for several and bad_tag: the newest of the saves of a run; empty if none is
     /// For unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
 };

@@ -167,6 +167,14 @@ std::optional<ModelName> model_name(std::string_view file) {
     return std::nullopt;
 }
 
+bool is_usual_model(std::string_view file) {
+    const auto name = model_name(file);
+    if (!name) return false;
+    if (name->stem == "adapter_model") return true;
+    const bool usual = name->stem == "model" || name->stem == "pytorch_model" || name->stem == "diffusion_pytorch_model";
+    return usual && (name->ending == ".bin" || ends_as_safetensors(name->ending));
+}
+
 std::vector<ShardSet> shard_sets(std::span<const std::string> names) {
     using Key = std::tuple<Model, std::uint64_t, std::size_t, std::string>;
     std::map<Key, std::map<std::uint64_t, std::string>> sets;

@@ -85,22 +85,36 @@ std::string_view plural(Several several) {
         case Several::indexes: return "indexes";
         case Several::files: return "files of weights and no index";
         case Several::rank_sets: return "sets of rank files";
+        case Several::snapshots: return "snapshots, and no refs/main that names one of them";
         default: return "folders that hold a checkpoint";
     }
+}
+
+/// Returns the hint to give the newest of the saves of a run.
+std::string hint_of_newest(const FolderShape& shape, std::string_view folder) {
+    return "give one of them; the newest is " + shell_word(inside(folder, {shape.newest}).front());
 }
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
     if (shape.several == Several::pipeline) refuse_pipeline(shape, folder);
     // The folder's own files are listed by name. Sets, and inner folders, are listed as paths that can be typed.
     const bool sets = shape.several == Several::rank_sets;
-    const bool as_paths = sets || shape.several == Several::folders;
+    const bool as_paths = sets || shape.several == Several::folders || shape.several == Several::snapshots;
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + std::string(plural(shape.several)) +
                                           ": " + listed(as_paths ? inside(folder, shape.files) : shape.files));
     if (sets) error.with_hint("give one of these globs in quotes");
+    else if (!shape.newest.empty()) error.with_hint(hint_of_newest(shape, folder));
     else if (shape.several == Several::files)
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint" +
                         hint_of_ranks(shape.files));
     else error.with_hint("give one of them");
+    throw error;
+}
+
+[[noreturn]] void refuse_snapshot(const FolderShape& shape, std::string_view folder) {
+    Error error(Errc::shard_missing, "refs/main names " + excerpt(shape.files.front()) + ", but there is no such folder");
+    error.with_hint("download the model again" +
+                    (shape.others.empty() ? "" : ", or give one of " + listed(inside(folder, shape.others))));
     throw error;
 }
 
@@ -159,7 +173,10 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
         case ShapeKind::unfinished: refuse_unfinished(shape, folder.name());
         case ShapeKind::bad_tag:
             throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.fault))
-                .with_hint("give the folder of one tag instead");
+                .with_hint(!shape.newest.empty() ? hint_of_newest(shape, folder.name())
+                           : shape.files.front().starts_with("refs/") ? "give a folder in snapshots/ instead"
+                                                                      : "give the folder of one tag instead");
+        case ShapeKind::no_snapshot: refuse_snapshot(shape, folder.name());
         case ShapeKind::shards_lack: throw names::lacks_shards(names::shard_sets(shape.files).front());
         default: refuse_nothing(names, folder);
     }

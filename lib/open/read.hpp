@@ -96,6 +96,8 @@ struct Located {
     FolderShape shape = {};
     FileNames notes = {};
     std::shared_ptr<const Folder> optimizer = {};  ///< the folder with the state of the model's optimizer, if any
+    /// The folders that were descended from, the innermost first.
+    std::vector<std::shared_ptr<const Folder>> around = {};
 };
 
 /// Finds the checkpoint of a folder by the names of files. Throws not_a_checkpoint if a folder to descend into cannot

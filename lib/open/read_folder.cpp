@@ -182,6 +182,16 @@ void find_shards(Located& found, std::uint64_t max_header_bytes) {
         if ((names::is_weights(name) || name == ".metadata") && !has(shape.files, name)) shape.others.push_back(name);
 }
 
+/// Opens a folder by its path in another one: a name, or two with a slash between them. Returns null if it is not there.
+std::shared_ptr<const Folder> folder_at(std::shared_ptr<const Folder> folder, std::string_view path) {
+    for (std::size_t slash = 0; folder && slash != path.npos;) {
+        slash = path.find('/');
+        folder = folder->folder(path.substr(0, slash));
+        path.remove_prefix(std::min(slash, path.size() - 1) + 1);
+    }
+    return folder;
+}
+
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
 /// that folder.
 bool recognise_or_descend(Located& found, bool may_descend, std::uint64_t max_header_bytes) {
@@ -191,14 +201,14 @@ bool recognise_or_descend(Located& found, bool may_descend, std::uint64_t max_he
     if (!found.shape.optimizer_inside.empty()) found.optimizer = found.folder->folder(found.shape.optimizer_inside);
     if (found.shape.kind != ShapeKind::folder) return true;
     const std::string& name = found.shape.files.front();
-    auto below = may_descend ? found.folder->folder(name) : nullptr;
+    auto below = may_descend ? folder_at(found.folder, name) : nullptr;
     if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
     std::string note = "read the checkpoint in " + excerpt(name);
     if (!found.shape.others.empty()) note += "; not read: " + listed(found.shape.others);
     if (!found.shape.unfinished.empty()) note += "; unfinished: " + listed(found.shape.unfinished);
     found.notes.push_back(std::move(note));
     if (!found.shape.optimizer.empty()) found.optimizer = found.folder->folder(found.shape.optimizer.front());
-    found.folder = std::move(below);
+    found.around.insert(found.around.begin(), std::exchange(found.folder, std::move(below)));
     return false;
 }
 
@@ -266,6 +276,7 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
         Contents contents = read_shape(found.folder, found.shape, found.names, options, faults);
         contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
         contents.folder = found.folder;
+        contents.around = found.around;
         if (!found.optimizer) return contents;
         contents.optimizer_path = found.optimizer->name();
         RunFiles model;

@@ -100,6 +100,13 @@ void add_saved_optimizer(const Located& found, const OpenOptions& options, Conte
     };
 }
 
+/// Returns the path from the root; an empty path if there is no current folder any more.
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
+    std::error_code failed;
+    std::filesystem::path whole = std::filesystem::absolute(path, failed);
+    return failed ? std::filesystem::path() : whole;
+}
+
 /// Reads a folder. If the folder is replaced meanwhile, reads it again: the contents may be of two models, or gone.
 Contents read_settled(const std::filesystem::path& path, Mapping mapping, const OpenOptions& options,
                       FaultSink& faults) {
@@ -113,6 +120,7 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
             Contents contents =
                 read_located(found, options, attempt == most_attempts ? faults : static_cast<FaultSink&>(settled));
             add_saved_optimizer(found, options, contents);
+            contents.opened = absolute_path(path);
             if (attempt == most_attempts || !settled.changed()) return contents;
         } catch (const Replaced&) {
             continue;
@@ -138,7 +146,27 @@ Contents read_metadata(const std::filesystem::path& file, Mapping mapping, const
     Located found{.folder = open_folder(folder_of(file), mapping)};
     found.names = names::names_in(*found.folder);
     found.shape = names::shape_of_dcp(found.names, file.filename().native());
-    return read_located(found, options, faults);
+    Contents contents = read_located(found, options, faults);
+    contents.opened = absolute_path(folder_of(file));
+    return contents;
+}
+
+/// Returns true if all files are in the same folder, by their paths.
+bool are_in_one_folder(std::span<const std::filesystem::path> files) {
+    return std::all_of(files.begin(), files.end(),
+                       [&](const auto& file) { return folder_of(file) == folder_of(files.front()); });
+}
+
+/// Reads the files of one set of ranks, or Hugging Face shards, that the caller lists.
+Contents read_listed(std::span<const std::filesystem::path> paths, const FolderShape& shape, const FileNames& names,
+                     const OpenOptions& options, FaultSink& faults) {
+    const Mapping mapping = mapping_of(options.access);
+    Located found{.folder = listed_files(paths, mapping), .names = {.files = names}, .shape = shape};
+    if (!are_in_one_folder(paths)) return read_located(found, options, faults);
+    found.around.push_back(open_folder(folder_of(paths.front()), mapping));
+    Contents contents = read_located(found, options, faults);
+    contents.opened = absolute_path(folder_of(paths.front()));
+    return contents;
 }
 
 /// Returns the file of metadata among files of one DCP checkpoint: `.metadata`, else the first of a rank. Returns
@@ -199,13 +227,14 @@ Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOpti
     FileNames names;
     for (const std::filesystem::path& path : paths) names.push_back(path.filename().native());
     const FolderShape shape = names::shape_of_files(names);
-    if (shape.kind != ShapeKind::nothing)
-        return read_located({.folder = listed_files(paths, mapping), .names = {.files = names}, .shape = shape},
-                            options, faults);
+    if (shape.kind != ShapeKind::nothing) return read_listed(paths, shape, names, options, faults);
     std::vector<std::shared_ptr<const Source>> sources;
     sources.reserve(paths.size());
     for (const std::filesystem::path& path : paths) sources.push_back(open_file(path, mapping));
-    return read_files(sources, options, faults);
+    Contents contents = read_files(sources, options, faults);
+    if (!paths.empty() && are_in_one_folder(paths) && std::all_of(names.begin(), names.end(), names::is_usual_model))
+        contents.opened = absolute_path(paths.front());
+    return contents;
 }
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
@@ -219,9 +248,12 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
         Contents contents = read_file(source, options, faults);
         note_stale_copy(path, options, contents);
         if (auto note = note_of_file(path, contents)) contents.notes.push_back(std::move(*note));
+        contents.opened = absolute_path(path);
         return contents;
     }
-    return read_shards(*open_folder(folder_of(path), mapping), source, options, faults);
+    Contents contents = read_shards(*open_folder(folder_of(path), mapping), source, options, faults);
+    contents.opened = absolute_path(path);
+    return contents;
 }
 
 bool has_optimizer(const std::filesystem::path& path) {

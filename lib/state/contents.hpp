@@ -11,6 +11,7 @@
 #include <safemap/training_layout.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -99,9 +100,15 @@ struct Contents {
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
+    /// The folders around it, up to the one that was opened, the innermost first.
+    std::vector<std::shared_ptr<const Folder>> around = {};
+    /// The absolute path that was opened: a folder or a file. Empty for a list of files of several folders, and for
+    /// sources.
+    std::filesystem::path opened = {};
     std::vector<Unindexed> unindexed = {};      ///< verify() reports them
     Replicas replicas = {};                     ///< verify() compares them
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
+    TrainingState training = {};                ///< what files say of it that are not in the tree
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
     /// Set if that state is a checkpoint in a folder of its own: its path. verify() reads it, too.

@@ -52,7 +52,7 @@ PlannedFolder plan_folder(const std::string& name, const Checkpoint& checkpoint,
     PlannedFolder folder;
     folder.name = name;
     folder.input = input_of(checkpoint, metadata_of(checkpoint), options, folder.tensors);
-    folder.layout = lay_out(folder.input, options, std::nullopt);
+    folder.layout = lay_out(folder.input, own_options(options, folder.input), std::nullopt);
     for (PlannedFile& file : folder.layout.files) file.name.insert(0, name + '/');
     return folder;
 }
@@ -66,13 +66,23 @@ void add(SaveReport::Count& to, const SaveReport::Count& from) {
     to.bytes += from.bytes;
 }
 
+void add_cast(const SaveReport::Cast& cast, std::vector<SaveReport::Cast>& casts) {
+    SaveReport::Cast& sum = cast_of(casts, cast.from, cast.to);
+    sum.tensors += cast.tensors;
+    sum.values += cast.values;
+    sum.overflowed += cast.overflowed;
+    sum.non_finite += cast.non_finite;
+}
+
 }  // namespace
 
 std::vector<PlannedFolder> plan_folders(const SaveOptions& options, const Layout& layout) {
     std::vector<PlannedFolder> planned;
-    const SaveOptions inner = options_for_folders(options);
+    SaveOptions inner = options_for_folders(options);
     for (const auto& [name, checkpoint] : options.folders) {
         require_name(name, options, layout);
+        inner.dtype = name == names::optimizer_folder ? options.optimizer_dtype : std::nullopt;
+        inner.optimizer_dtype = inner.dtype;
         planned.push_back(
             adding([&name = name](Error& error) { error.during("lay out the folder " + name); },
                    [&, &name = name, &checkpoint = checkpoint] { return plan_folder(name, checkpoint, inner); }));
@@ -87,6 +97,7 @@ void report_folder(const PlannedFolder& folder, SaveReport& report) {
     prepend(report.layout.files, std::move(own.layout.files));
     state::move_to_end(own.skipped, report.skipped);
     state::move_to_end(own.unsupported, report.unsupported);
+    for (const SaveReport::Cast& cast : own.casts) add_cast(cast, report.casts);
     std::vector<std::string> notes = folder.input.notes;
     state::move_to_end(own.notes, notes);
     for (const std::string& note : notes) report.notes.push_back(folder.name + "/: " + note);
@@ -102,6 +113,7 @@ void report_folder(const PlannedFolder& folder, SaveReport& report) {
 
 void report_written(const PlannedFolder& folder, SaveReport& report) {
     report.bytes_read += folder.layout.read_bytes;
+    for (const SaveReport::Cast& cast : folder.layout.casts) add_cast(cast, report.casts);
     prepend(report.resumed, folder.layout.resumed);
 }
 

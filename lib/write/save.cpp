@@ -15,6 +15,7 @@
 #include "write/storage_use.hpp"
 #include "write/target.hpp"
 #include "write/together.hpp"
+#include "write/training_dtypes.hpp"
 #include "write/write_files.hpp"
 
 #include <algorithm>
@@ -307,8 +308,10 @@ write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, co
         if (hashes_a_file(key) && !input.metadata.contains(key))
             input.notes.push_back("the metadata " + safemap::quoted(key) +
                                   " is left out: it is a hash of the file that was read");
-    if (options.apply_scales || asks_for_casts(options)) input.quantized = quantized_by_origin(checkpoint);
+    if (options.apply_scales || asks_for_casts(options) || options.optimizer_dtype)
+        input.quantized = quantized_by_origin(checkpoint);
     const bool products = options.apply_scales && put_products(input, options, stated_block(checkpoint.extras()), own);
+    set_training_dtypes(checkpoint, options, input);
     const Checkpoint written = products ? without_skipped(checkpoint, input) : checkpoint;
     if (auto document = add_structure(written, options, input)) {
         if (!products) own.assign(checkpoint.begin(), checkpoint.end());
@@ -318,15 +321,15 @@ write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, co
     return input;
 }
 
-namespace {
-
-/// Returns the options with what the input has in their place: extras, and tensors that keep their dtypes.
-SaveOptions own_options(const SaveOptions& options, const Input& input) {
+SaveOptions write::own_options(const SaveOptions& options, const Input& input) {
     SaveOptions own = options;
     if (input.extras) own.extras = *input.extras;
-    if (options.dtype) own.dtype_of.insert(own.dtype_of.end(), input.stay.begin(), input.stay.end());
+    if (options.dtype || options.optimizer_dtype)
+        own.dtype_of.insert(own.dtype_of.end(), input.stay.begin(), input.stay.end());
     return own;
 }
+
+namespace {
 
 write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions& options) {
     return options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
@@ -348,7 +351,7 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
     return write::during_save(out, options.one_file, [&] {
         std::vector<LazyTensor> products;
         const Input input = input_of_list(tensors, options, products);
-        const SaveOptions own = own_options(options, input);
+        const SaveOptions own = write::own_options(options, input);
         return Saving(out, input, own, *write::steps_of(options.team)).run();
     });
 }
@@ -363,7 +366,7 @@ SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptio
     return write::during_save(sink, [&] {
         std::vector<LazyTensor> products;
         const Input input = input_of_list(tensors, options, products);
-        return save_to(sink, input, own_options(options, input));
+        return save_to(sink, input, write::own_options(options, input));
     });
 }
 
@@ -371,7 +374,7 @@ SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& opt
     return write::during_save(sink, [&] {
         std::vector<LazyTensor> with_structure;
         const Input input = write::input_of(checkpoint, wanted_metadata(checkpoint, options), options, with_structure);
-        return save_to(sink, input, own_options(options, input));
+        return save_to(sink, input, write::own_options(options, input));
     });
 }
 

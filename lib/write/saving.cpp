@@ -25,8 +25,12 @@ struct OptionRow {
 
 /// Options that only some kinds of saves take. The first refused one is named.
 constexpr OptionRow option_rows[] = {
-    {.is_set = [](auto& o) { return o.dtype || o.keep_dtype || !o.dtype_of.empty() || o.apply_scales; },
-     .writer = "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype or apply_scales"},
+    {.is_set =
+         [](auto& o) {
+             return o.dtype || o.keep_dtype || o.optimizer_dtype || !o.dtype_of.empty() || o.apply_scales;
+         },
+     .writer = "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype, optimizer_dtype or "
+               "apply_scales"},
     {.is_set = [](auto& o) { return o.checksums; }, .exact_metadata = "digests"},
     {.is_set = [](auto& o) { return o.structure == StructurePolicy::keep; }, .exact_metadata = "a structure document"},
     {.is_set = [](auto& o) { return o.overwrite; }, .sink = "overwrite"},
@@ -81,6 +85,7 @@ void require_sense(const SaveOptions& options) {
             throw Error(Errc::unsupported_cast, "casts to " + std::string(name(dtype)) + " are not supported");
     };
     if (options.dtype) require_cast(*options.dtype);
+    if (options.optimizer_dtype) require_cast(*options.optimizer_dtype);
     for (const SaveOptions::DtypeOf& each : options.dtype_of) require_cast(each.dtype);
 }
 

@@ -43,6 +43,9 @@ Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 Input input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
                std::vector<LazyTensor>& own);
 
+/// Returns the options with what the input has in their place: extras, and tensors with dtypes of their own.
+SaveOptions own_options(const SaveOptions& options, const Input& input);
+
 /// Saves a checkpoint with this metadata and adds the structure document. If `replaced` is not empty, the file to be
 /// replaced must have that identity.
 SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,

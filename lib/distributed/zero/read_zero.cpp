@@ -16,6 +16,7 @@
 #include "distributed/zero/one_run.hpp"
 #include "distributed/zero/run.hpp"
 #include "distributed/zero/universal.hpp"
+#include "state/training.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -400,6 +401,18 @@ void describe(const ZeroRun& run, const Universal& read, TrainingLayout& layout)
     layout.dtype = run.first_model().dtype;
 }
 
+/// Returns how far the training had come, by the first files.
+TrainingState training_of(const ZeroRun& run) {
+    TrainingState training;
+    if (run.sets.empty()) return training;
+    state::add_training(run.first_model().rest, training);
+    const auto& optimizers = run.sets.front().optimizers;
+    if (!optimizers.empty()) state::add_training(optimizers.front().rest, training);
+    if (!optimizers.empty() && !training.learning_rate && !optimizers.front().rates.empty())
+        training.learning_rate = optimizers.front().rates.front();
+    return training;
+}
+
 /// Returns the contents of the optimizer: its tree, and what the notes say of it.
 Contents read_optimizer(const ZeroRun& run, const Contents& described) {
     const ModelWeights joined = join_all_ranks(run, {.optimizer = true});
@@ -500,6 +513,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     add_files(contents, tag, others);
     globals.move_to(contents);
     describe(*run, *contents.layout);
+    contents.training = training_of(*run);
     if (has_optimizer(*run)) set_optimizer(contents, tag, options, run);
     else skip_training(contents, run->first_model());
     return contents;
@@ -521,6 +535,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     set_weights(contents, module ? join_modules(*run, [](const ModelFile&, ModelWeights&) {}) : read->joined);
     globals.move_to(contents);
     describe(*run, *read, *contents.layout);
+    contents.training = training_of(*run);
     set_optimizer(contents, run, read);
     return contents;
 }
