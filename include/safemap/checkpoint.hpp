@@ -234,8 +234,8 @@ public:
     const std::optional<TrainingLayout>& layout() const&& = delete;
     /// Returns how far the training had come, from the values beside the tensors: the entries and the optimizers of a
     /// `.pt` or a training folder, and `trainer_state.json`, `scheduler.pt` and `scaler.pt` beside them. A file that
-    /// cannot be read says nothing. Reads those small files, and of a tensor without dimensions its one value. Does not
-    /// change with select() and renamed(). Throws std::bad_alloc.
+    /// cannot be read says nothing. Reads those small files, and of a tensor without dimensions its one value; if they
+    /// state no step or no learning rate, opens optimizer(). Does not change with select() and renamed().
     [[nodiscard]] TrainingState training() const;
     /// Returns the state of the optimizer of a DeepSpeed checkpoint, or of files or a folder beside the model, or
     /// nothing if nothing has such a state.

@@ -55,6 +55,18 @@ void add_pickle(const Folder& folder, std::string_view name, TrainingState& know
     if (!known.loss_scale) known.loss_scale = stated.loss_scale;
 }
 
+/// Adds what the state of the optimizer beside the model says. If it cannot be read, it says nothing.
+void add_optimizer(const state::Contents& contents, TrainingState& known) {
+    if (!contents.optimizer) return;
+    try {
+        const state::Contents optimizer = contents.optimizer();
+        if (!optimizer.tree) return;
+        state::add_training(*optimizer.tree, known);
+        state::add_step_of_optimizer(*optimizer.tree, known);
+    } catch (const Error&) {
+    }
+}
+
 /// Adds what the small files in a folder say. A file that cannot be read says nothing.
 void add_small_files(const Folder& folder, TrainingState& known) {
     const auto if_readable = [](auto&& add) {
@@ -82,6 +94,7 @@ TrainingState Checkpoint::training() const {
         folders.push_back(place.folder);
     for (const auto& folder : folders) add_small_files(*folder, known);
     if (tree != nullptr) state::add_step_of_optimizer(*tree, known);
+    if (!known.step || !known.learning_rate) add_optimizer(contents, known);
     if (!known.world_size && contents.layout) known.world_size = contents.layout->world_size;
     return known;
 }

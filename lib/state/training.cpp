@@ -62,10 +62,22 @@ NodeId value_of(const StateTree& tree, NodeId at, std::string_view wanted) {
     return StateTree::no_node;
 }
 
+/// Returns the value of the first text key of a dictionary that begins and ends so; no_node if there is none.
+/// torch.distributed.checkpoint may flatten the dictionary of an optimizer: "param_groups.embed.weight.lr".
+NodeId value_of_flat(const StateTree& tree, NodeId at, std::string_view begin, std::string_view end) {
+    if (const auto* const dict = std::get_if<StateTree::Dict>(&tree[at]))
+        for (const auto& [key, value] : dict->items)
+            if (const auto* const text = std::get_if<std::string>(&tree[key]);
+                text != nullptr && text->starts_with(begin) && text->ends_with(end))
+                return value;
+    return StateTree::no_node;
+}
+
 /// Returns true for the state dict of an optimizer of torch.
 bool is_optimizer(const StateTree& tree, NodeId at) {
-    const auto* const dict = std::get_if<StateTree::Dict>(&tree[at]);
-    if (dict == nullptr) return false;
+    if (!std::holds_alternative<StateTree::Dict>(tree[at])) return false;
+    if (value_of_flat(tree, at, "param_groups.", {}) != StateTree::no_node)
+        return value_of_flat(tree, at, "state.", {}) != StateTree::no_node;
     const NodeId state = value_of(tree, at, "state");
     const NodeId groups = state == StateTree::no_node ? state : value_of(tree, at, "param_groups");
     return groups != StateTree::no_node && is_container(tree[state]) && is_container(tree[groups]);
@@ -159,6 +171,8 @@ public:
     void add_step() {
         const NodeId optimizer = first_optimizer();
         if (known_.step || optimizer == StateTree::no_node) return;
+        known_.step = count_in(tree_, value_of_flat(tree_, optimizer, "state.", ".step"));
+        if (known_.step || value_of(tree_, optimizer, "state") == StateTree::no_node) return;
         const auto has_step = [&](NodeId at) { return count_in(tree_, value_of(tree_, at, "step")).has_value(); };
         const NodeId state = first_below(tree_, value_of(tree_, optimizer, "state"), most_of_state, has_step);
         if (state != StateTree::no_node) known_.step = count_in(tree_, value_of(tree_, state, "step"));
@@ -209,8 +223,10 @@ private:
     std::optional<double> rate_of_optimizer() const {
         const NodeId optimizer = first_optimizer();
         if (optimizer == StateTree::no_node) return std::nullopt;
+        if (const auto rate = number_in(tree_, value_of_flat(tree_, optimizer, "param_groups.", ".lr"))) return rate;
         const auto has_rate = [&](NodeId at) { return number_in(tree_, value_of(tree_, at, "lr")).has_value(); };
         const NodeId groups = value_of(tree_, optimizer, "param_groups");
+        if (groups == StateTree::no_node) return std::nullopt;
         const NodeId group = first_below(tree_, groups, most_of_state, has_rate);
         if (group == StateTree::no_node) return std::nullopt;
         return number_in(tree_, value_of(tree_, group, "lr"));

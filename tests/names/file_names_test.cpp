@@ -87,4 +87,34 @@ TEST_CASE("folders of Megatron, and items of torch_checkpointing") {
         CHECK_FALSE(names::is_item_of_rank(file));
 }
 
+TEST_CASE("the newest save of a run is the one with the largest number, spelled as most of them are") {
+    const auto newest = [](const names::FileNames& names) { return names::newest_save(names); };
+    CHECK(newest({"checkpoint-100", "checkpoint-1000", "checkpoint-200"}) == "checkpoint-1000");
+    CHECK(newest({"iter_0000100", "iter_0000020"}) == "iter_0000100");
+    CHECK(newest({"ep0-ba100", "ep1-ba20"}) == "ep1-ba20");
+    CHECK(newest({"epoch=9-step=90.ckpt", "epoch=10-step=100.ckpt", "last.ckpt"}) == "epoch=10-step=100.ckpt");
+    CHECK(newest({"epoch=1-step=5-loss=0.9.ckpt", "epoch=1-step=6-loss=0.1.ckpt"}) == "epoch=1-step=6-loss=0.1.ckpt");
+    CHECK(newest({"global_step5", "global_step40", "best"}) == "global_step40");
+    CHECK(newest({"step7", "Step_8", "epoch_3", "step9-unsharded"}) == "step9-unsharded");
+    CHECK(newest({"a-step-10", "b-step-9", "b-step-11"}) == "b-step-11");
+    CHECK(newest({"checkpoint-99999999999999999999", "checkpoint-100000000000000000000"}) ==
+          "checkpoint-100000000000000000000");
+    for (const names::FileNames& none :
+         {names::FileNames{}, {"best", "last"}, {"actor", "critic"}, {"pytorch_model_fsdp_0", "pytorch_model_fsdp_1"},
+          {"checkpoint-1", "epoch-2"}, {"step-7", "step-07"}, {"timestep-1", "timestep-2"}, {"checkpoint", "step-"}})
+        CHECK(newest(none).empty());
+    for (const char* save : {"checkpoint-3", "checkpoint_0", "step-7", "epoch_3", "global_step500", "ckpt-1"})
+        CHECK(names::is_numbered_save(save));
+    for (const char* other : {"final", "optimizer_0", "mp_rank_00", "step", "steps-of-1", "a-1", ""})
+        CHECK_FALSE(names::is_numbered_save(other));
+}
+
+TEST_CASE("names that stand for a model or for the state of an optimizer alone") {
+    for (const char* name : {"model", "weights", "pytorch_model_fsdp_0", "pytorch_model_1"})
+        CHECK(names::names_model(name));
+    for (const char* name : {"optimizer", "optimizer_12", "optim"}) CHECK(names::names_optimizer(name));
+    for (const char* name : {"actor_model", "model_and_optim", "", "best"}) CHECK_FALSE(names::names_model(name));
+    for (const char* name : {"actor_optimizer", "model_and_optim", "optimus"}) CHECK_FALSE(names::names_optimizer(name));
+}
+
 }  // namespace file_names_test

@@ -300,6 +300,73 @@ TEST_CASE("a folder with one checkpoint is that checkpoint") {
     }
 }
 
+TEST_CASE("a run opens from its top if it has one save, and the newest of several is known") {
+    const auto run = [](std::string save) {
+        return FileNames{save + "/pytorch_model_fsdp_0/.metadata", save + "/optimizer_0/.metadata",
+                         save + "/trainer_state.json"};
+    };
+    check({
+        {run("checkpoint-3"), Kind::folder, {"checkpoint-3"}},
+        {run("final"), Kind::nothing, {}},  // no number: the level below is not listed
+        {{"step7/model_and_optim/.metadata", "step7/train/rank0.pt"}, Kind::folder, {"step7"}},
+        {{"checkpoint-3/runs/x"}, Kind::nothing, {}},
+        {{"checkpoint-3/pytorch_model_fsdp_0/__0_0.distcp"}, Kind::unfinished, {"checkpoint-3"}},
+        {{"tmp-checkpoint-4/model.safetensors", "checkpoint-3/model.safetensors"}, Kind::folder, {"checkpoint-3"}},
+    });
+    // The model of the run's end is not one of its saves.
+    const auto ended = shape({"pytorch_model_fsdp_0/.metadata", "checkpoint-3/pytorch_model_fsdp_0/.metadata"});
+    CHECK(ended.files == FileNames{"pytorch_model_fsdp_0"});
+    CHECK(ended.others == FileNames{"checkpoint-3"});
+
+    const auto newest = [](const FileNames& names) {
+        const FolderShape found = shape(names);
+        CHECK(static_cast<int>(found.kind) == static_cast<int>(Kind::several));
+        return found.newest;
+    };
+    const FileNames saves = {"checkpoint-100/model.safetensors", "checkpoint-1000/model.safetensors",
+                             "checkpoint-200/model.safetensors", "best/model.safetensors"};
+    CHECK(newest(saves) == "checkpoint-1000");
+    const auto with = [&](const FileNames& more) {
+        FileNames all = saves;
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    };
+    CHECK(newest(with({"checkpoint-2000/model-00001-of-00002.safetensors"})) == "checkpoint-1000");
+    CHECK(newest(with({"checkpoint-2000/model_world_size_2_rank_0.pt"})) == "checkpoint-1000");
+    CHECK(newest(with({"checkpoint-2000/__0_0.distcp"})) == "checkpoint-1000");
+    CHECK(newest(with({"checkpoint-100/trainer_state.json", "checkpoint-200/trainer_state.json"})) ==
+          "checkpoint-200");
+    CHECK(newest({"epoch_1.pth", "epoch_12.pth", "epoch_3.pth"}) == "epoch_12.pth");
+    CHECK(newest({"actor/.metadata", "critic/.metadata"}).empty());
+    const FolderShape tags = shape({"global_step5/" + optim, "global_step40/" + optim});
+    CHECK(tags.kind == Kind::bad_tag);
+    CHECK(tags.newest == "global_step40");
+}
+
+TEST_CASE("in the cache of a model hub, refs/main names the snapshot") {
+    const std::string first = "snapshots/0a1b/model.safetensors";
+    const std::string second = "snapshots/ffff/model.safetensors";
+    check({
+        {{"refs/main=ffff\n", first, second, "blobs/x"}, Kind::folder, {"snapshots/ffff"}},
+        {{"refs/main=0a1b", first}, Kind::folder, {"snapshots/0a1b"}},
+        {{first, "blobs/x"}, Kind::folder, {"snapshots/0a1b"}},
+        {{first, second, "refs/v1=ffff"}, Kind::several, {"snapshots/0a1b", "snapshots/ffff"}},
+        {{"refs/main=1234", first, second}, Kind::no_snapshot, {"snapshots/1234"}},
+        {{"refs/main=../../etc", first}, Kind::bad_tag, {"refs/main"}},
+        {{"refs/main=..", first}, Kind::bad_tag, {"refs/main"}},
+        {{"refs/main=", first}, Kind::bad_tag, {"refs/main"}},
+        {{"refs/main=0a1b\nffff", first, second}, Kind::bad_tag, {"refs/main"}},
+        {{"refs/main=main", first}, Kind::bad_tag, {"refs/main"}},
+        {{"refs/main=" + std::string(5000, 'a'), first}, Kind::bad_tag, {"refs/main"}},
+        {{first}, Kind::nothing, {}},  // snapshots/ alone are no cache
+        {{"models--a--b/" + first, "models--a--b/refs/main=0a1b"}, Kind::folder, {"models--a--b"}},
+        {{"models--a--b/" + first, "models--a--b/blobs/x", "models--c--d/" + first, "models--c--d/blobs/x",
+          "datasets--e--f/" + first, "datasets--e--f/blobs/x"},
+         Kind::several,
+         {"models--a--b", "models--c--d"}},
+    });
+}
+
 TEST_CASE("numbered shards without an index are a model if all are there") {
     const FileNames shards = {"x-00001-of-00002.bin", "x-00002-of-00002.bin"};
     check({

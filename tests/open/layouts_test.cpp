@@ -64,6 +64,26 @@ TEST_CASE("an unsupported layout is refused by name, with a hint") {
                                   "folder/unet/model.onnx") != std::string::npos);
 }
 
+TEST_CASE("the hint names the newest save of a run, and what to do about a snapshot that is missing") {
+    const Error saves = refused(forge::files_of({"checkpoint-90/model.safetensors", "checkpoint-100/.metadata"}));
+    CHECK(saves.code() == Errc::several_models);
+    CHECK(saves.hint() == "give one of them; the newest is folder/checkpoint-100");
+    const Error tags = refused(forge::files_of({"global_step5/" + optim, "global_step40/" + optim}));
+    CHECK(tags.code() == Errc::bad_tag);
+    CHECK(tags.hint() == "give one of them; the newest is folder/global_step40");
+
+    const Error missing = refused(forge::files_of({"refs/main=12ab", "snapshots/ff/model.safetensors"}));
+    CHECK(missing.code() == Errc::shard_missing);
+    CHECK(missing.message() == "refs/main names snapshots/12ab, but there is no such folder");
+    CHECK(missing.hint() == "download the model again, or give one of folder/snapshots/ff");
+    const Error hostile = refused(forge::files_of({"refs/main=../../etc", "snapshots/ff/model.safetensors"}));
+    CHECK(hostile.code() == Errc::bad_tag);
+    CHECK(hostile.hint() == "give a folder in snapshots/ instead");
+    const Error several = refused(forge::files_of({"blobs/x", "snapshots/a/x.pt", "snapshots/b/x.pt"}));
+    CHECK(several.code() == Errc::several_models);
+    CHECK(several.message().find("2 snapshots, and no refs/main") == 0);
+}
+
 TEST_CASE("a single file of a DCP checkpoint is refused") {
     for (const char* name : {"x/.metadata", "x/__3.metadata", "x/__0_0.distcp", "model.nemo"}) {
         ThrowFirst faults;
