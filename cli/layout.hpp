@@ -15,8 +15,8 @@ void write_layout(JsonWriter& json, const TrainingLayout& layout);
 
 /// Writes the member "training", with a key for each member of `training` that is set. Writes nothing if none is.
 void write_training(JsonWriter& json, const TrainingState& training);
-/// Returns the line "training: step 3, epoch 0.375, learning rate 0.01, loss scale 256, 2 ranks"; empty if no member but
-/// the number of ranks is set.
+/// Returns the line "training: step 3, epoch 0.375, learning rate 0.01, loss scale 256, 2 ranks"; empty if no member
+/// but the number of ranks is set.
 std::string training_line(const TrainingState& training);
 
 /// Returns true for a folder of DeepSpeed, whose weights and optimizer can be chosen.

@@ -270,8 +270,8 @@ public:
     ///
     /// Extras are regular files of at most 64 MiB, or symbolic links to such files in the folder; the blobs of a model
     /// hub's cache count as inside. Hidden files, weights, code and the state of a training are never extras. Of two
-    /// files of one name, the nearest counts, in the order above. Notes name files that are left out though the model may
-    /// need them: code, large files, links out of a folder, the second file of a name, and folders of modules.
+    /// files of one name, the nearest counts, in the order above. Notes name files that are left out though the model
+    /// may need them: code, large files, links out of a folder, the second file of a name, and folders of modules.
     ///
     /// Throws file_changed if the folder of a finished model was replaced since the checkpoint was opened, or if a file
     /// disappeared while the folder was listed; and whatever opening a file throws.

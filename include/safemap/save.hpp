@@ -58,10 +58,11 @@ struct SaveOptions {
     /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
     /// Dtype that every F64, F32, F16, BF16 and F8 tensor of a model is cast to. The state of an optimizer in the same
-    /// checkpoint keeps its dtypes, see `optimizer_dtype`; so do F8_E8M0 tensors (scales) and all other dtypes. A cast to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to
-    /// `dtype` are not possible, or if LazyTensor::cast() has already cast a tensor to another dtype; and
-    /// quantized_cast if it would cast quantised numbers without their scales, or scales without the numbers, also if
-    /// these are in other files: see "Quantised tensors" in docs/format.md. Unset: no casts.
+    /// checkpoint keeps its dtypes, see `optimizer_dtype`; so do F8_E8M0 tensors (scales) and all other dtypes. A cast
+    /// to an F8 dtype makes no scales; a note says so. Throws unsupported_cast if casts to `dtype` are not possible, or
+    /// if LazyTensor::cast() has already cast a tensor to another dtype; and quantized_cast if it would cast quantised
+    /// numbers without their scales, or scales without the numbers, also if these are in other files: see "Quantised
+    /// tensors" in docs/format.md. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
     /// Dtypes of single tensors, which win over `dtype`. If several of them select a tensor, the last one counts. They
     /// cast the same dtypes as `dtype` does, and throw as it does.

@@ -71,8 +71,8 @@ bool belongs_to_model(std::string_view name) {
 bool is_code_of_model(std::string_view name) {
     static constexpr std::string_view begins[] = {"configuration_", "feature_extraction_", "image_processing_",
                                                   "modeling_",      "processing_",         "tokenization_"};
-    return name.ends_with(".py") && std::any_of(std::begin(begins), std::end(begins),
-                                                [name](auto begin) { return name.starts_with(begin); });
+    return name.ends_with(".py") &&
+           std::any_of(std::begin(begins), std::end(begins), [name](auto begin) { return name.starts_with(begin); });
 }
 
 /// Returns true for the folder of a module of sentence-transformers: "1_Pooling".
@@ -258,7 +258,8 @@ std::string Checkpoint::stem() const {
     if (folder_of_model_file(contents)) return names::stem_of_saved(contents.opened.filename().native());
     if (is_file(contents) || !is_training(contents)) return names::stem_of_saved({});
     const auto has_extra = [extras = extras()](std::string_view name) {
-        return std::any_of(extras.files.begin(), extras.files.end(), [name](const auto& file) { return file.name == name; });
+        return std::any_of(extras.files.begin(), extras.files.end(),
+                           [name](const auto& file) { return file.name == name; });
     };
     const bool of_adapter = has_extra("adapter_config.json") && !has_extra("config.json");
     return of_adapter ? "adapter_model" : names::stem_of_saved({});

@@ -1,4 +1,5 @@
 // Finds how far the training had come: in the tree, and in small files that trainers write beside the weights.
+#include "state/training.hpp"
 #include "base/faults.hpp"
 #include "base/folder.hpp"
 #include "base/json.hpp"
@@ -6,7 +7,6 @@
 #include "checkpoint/small_files.hpp"
 #include "checkpoint/state.hpp"
 #include "open/read.hpp"
-#include "state/training.hpp"
 
 #include <safemap/checkpoint.hpp>
 

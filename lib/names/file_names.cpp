@@ -83,8 +83,8 @@ constexpr std::string_view model_words[] = {"pytorch_model_fsdp", "pytorch_model
 constexpr std::string_view optimizer_words[] = {"optimizer", "optim"};
 
 /// Words before the number of a save.
-constexpr std::string_view save_words[] = {"ba",   "batch",      "checkpoint", "ckpt",      "ep",   "epoch",
-                                           "iter", "globalstep", "iteration",  "save",      "step", "update"};
+constexpr std::string_view save_words[] = {"ba",   "batch",      "checkpoint", "ckpt", "ep",   "epoch",
+                                           "iter", "globalstep", "iteration",  "save", "step", "update"};
 
 // Reading a name by its row.
 
@@ -204,8 +204,8 @@ bool is_pair(const std::string& model, const std::string& optimizer) {
 
 /// The name of one of the saves of a run: its numbers, and the words before them.
 struct SaveName {
-    std::string words = {};                       ///< "epoch#step#", with the text before the first word
-    std::vector<std::string_view> numbers = {};   ///< without zeros before them
+    std::string words = {};                      ///< "epoch#step#", with the text before the first word
+    std::vector<std::string_view> numbers = {};  ///< without zeros before them
 
     /// Returns true if this save is older than another one whose words are the same.
     bool operator<(const SaveName& other) const {

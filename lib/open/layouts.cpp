@@ -112,7 +112,8 @@ std::string hint_of_newest(const FolderShape& shape, std::string_view folder) {
 }
 
 [[noreturn]] void refuse_snapshot(const FolderShape& shape, std::string_view folder) {
-    Error error(Errc::shard_missing, "refs/main names " + excerpt(shape.files.front()) + ", but there is no such folder");
+    Error error(Errc::shard_missing,
+                "refs/main names " + excerpt(shape.files.front()) + ", but there is no such folder");
     error.with_hint("download the model again" +
                     (shape.others.empty() ? "" : ", or give one of " + listed(inside(folder, shape.others))));
     throw error;
@@ -173,7 +174,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
         case ShapeKind::unfinished: refuse_unfinished(shape, folder.name());
         case ShapeKind::bad_tag:
             throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.fault))
-                .with_hint(!shape.newest.empty() ? hint_of_newest(shape, folder.name())
+                .with_hint(!shape.newest.empty()                      ? hint_of_newest(shape, folder.name())
                            : shape.files.front().starts_with("refs/") ? "give a folder in snapshots/ instead"
                                                                       : "give the folder of one tag instead");
         case ShapeKind::no_snapshot: refuse_snapshot(shape, folder.name());

@@ -182,7 +182,8 @@ void find_shards(Located& found, std::uint64_t max_header_bytes) {
         if ((names::is_weights(name) || name == ".metadata") && !has(shape.files, name)) shape.others.push_back(name);
 }
 
-/// Opens a folder by its path in another one: a name, or two with a slash between them. Returns null if it is not there.
+/// Opens a folder by its path in another one: a name, or two with a slash between them. Returns null if it is not
+/// there.
 std::shared_ptr<const Folder> folder_at(std::shared_ptr<const Folder> folder, std::string_view path) {
     for (std::size_t slash = 0; folder && slash != path.npos;) {
         slash = path.find('/');

@@ -28,10 +28,10 @@ template <class List> bool is_listed(std::string_view text, const List& list) {
 
 /// Returns true for a key such as "optimizer_states", "d_optim", "lr_schedulers" or "cuda_rng_state".
 bool is_word_of_training(std::string_view key) {
-    static constexpr std::string_view words[] = {"amp",     "callbacks",     "grad_scaler",  "loops",         "loss_scaler",
-                                                 "opt",     "random_states", "random_state", "rng",           "sched",
-                                                 "scaler",  "schedulers",    "scheduler",    "lr_schedulers", "optims",
-                                                 "lr_sched"};
+    static constexpr std::string_view words[] = {"amp",         "callbacks",     "grad_scaler",   "loops",
+                                                 "loss_scaler", "opt",           "random_states", "random_state",
+                                                 "rng",         "sched",         "scaler",        "schedulers",
+                                                 "scheduler",   "lr_schedulers", "optims",        "lr_sched"};
     static constexpr std::string_view ends[] = {"_opt", "_optim", "_scheduler", "_schedulers"};
     static constexpr std::string_view begins[] = {"optim_", "opt_state", "scheduler_state"};
     std::string lower(key);

@@ -26,9 +26,7 @@ struct OptionRow {
 /// Options that only some kinds of saves take. The first refused one is named.
 constexpr OptionRow option_rows[] = {
     {.is_set =
-         [](auto& o) {
-             return o.dtype || o.keep_dtype || o.optimizer_dtype || !o.dtype_of.empty() || o.apply_scales;
-         },
+         [](auto& o) { return o.dtype || o.keep_dtype || o.optimizer_dtype || !o.dtype_of.empty() || o.apply_scales; },
      .writer = "writes the declared dtypes; it does not take dtype, dtype_of, keep_dtype, optimizer_dtype or "
                "apply_scales"},
     {.is_set = [](auto& o) { return o.checksums; }, .exact_metadata = "digests"},

@@ -249,8 +249,7 @@ TEST_CASE("an adapter has the tokenizer above its folder, and a finished model h
     dir.write("run/README.md", "above");
     dir.write("run/save/README.md", "beside");
     dir.write("run/save/adapter_model.safetensors", model());
-    CHECK(places_of(Checkpoint::open(dir / "run/save").extras()) ==
-          Names{"README.md=beside", "tokenizer.json=above"});
+    CHECK(places_of(Checkpoint::open(dir / "run/save").extras()) == Names{"README.md=beside", "tokenizer.json=above"});
     dir.write("run/save/model.safetensors", model());
     CHECK(places_of(Checkpoint::open(dir / "run/save").extras()) == Names{"README.md=beside"});
 }
@@ -269,10 +268,10 @@ TEST_CASE("hostile files around a training folder are left out, with a note") {
     REQUIRE(::mkfifo((dir / "run/save/merges.txt").c_str(), 0600) == 0);
     const Extras extras = Checkpoint::open(dir / "run/save").extras();
     CHECK(extras.files.empty());
-    for (const char* note : {"'config.json' is not copied: it is a link out of the folder", "it is a pipe",
-                             "'tokenizer.json' is not copied: it is a link out of the folder, to ",
-                             "'vocab.json' is not copied: it has ",
-                             "'adapter_config.json' is not copied: it is a folder"})
+    for (const char* note :
+         {"'config.json' is not copied: it is a link out of the folder", "it is a pipe",
+          "'tokenizer.json' is not copied: it is a link out of the folder, to ", "'vocab.json' is not copied: it has ",
+          "'adapter_config.json' is not copied: it is a folder"})
         CHECK(mentions(extras.notes, note));
     // What is found elsewhere is not noted.
     fs::create_directory(dir / "run/save/huggingface");

@@ -43,11 +43,10 @@ TrainingState said_by(const std::map<std::string, std::string>& files) {
 }  // namespace
 
 TEST_CASE("entries of a training state say how far it had come") {
-    const TrainingState state =
-        said_by(dict({text("model"), dict({text("w"), weight()}), text("optimizer"), optimizer(integer(99)),
-                      text("epoch"), integer(3), text("global_step"), integer(1200), text("loss_scaler"),
-                      dict({text("cur_scale"), real(512)}), text("dp_world_size"), integer(4), text("mp_world_size"),
-                      integer(2)}));
+    const TrainingState state = said_by(
+        dict({text("model"), dict({text("w"), weight()}), text("optimizer"), optimizer(integer(99)), text("epoch"),
+              integer(3), text("global_step"), integer(1200), text("loss_scaler"), dict({text("cur_scale"), real(512)}),
+              text("dp_world_size"), integer(4), text("mp_world_size"), integer(2)}));
     CHECK(state.step == 1200);
     CHECK(state.epoch == 3);
     CHECK(state.learning_rate == 0.25);
@@ -89,8 +88,10 @@ TEST_CASE("small files beside the weights say it, and damaged ones say nothing")
 
     for (const char* damaged : {"", "{", "[]", "1", R"({"global_step": -1, "epoch": "x", "log_history": {}})",
                                 R"({"global_step": 1.5, "log_history": [1, {"learning_rate": null}]})"}) {
-        const TrainingState none = said_by(
-            {{"model.safetensors", model}, {"trainer_state.json", damaged}, {"scheduler.pt", damaged}, {"scaler.pt", "PK"}});
+        const TrainingState none = said_by({{"model.safetensors", model},
+                                            {"trainer_state.json", damaged},
+                                            {"scheduler.pt", damaged},
+                                            {"scaler.pt", "PK"}});
         CHECK_FALSE((none.step || none.learning_rate || none.loss_scale));
     }
 }

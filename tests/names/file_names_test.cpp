@@ -99,9 +99,14 @@ TEST_CASE("the newest save of a run is the one with the largest number, spelled 
     CHECK(newest({"a-step-10", "b-step-9", "b-step-11"}) == "b-step-11");
     CHECK(newest({"checkpoint-99999999999999999999", "checkpoint-100000000000000000000"}) ==
           "checkpoint-100000000000000000000");
-    for (const names::FileNames& none :
-         {names::FileNames{}, {"best", "last"}, {"actor", "critic"}, {"pytorch_model_fsdp_0", "pytorch_model_fsdp_1"},
-          {"checkpoint-1", "epoch-2"}, {"step-7", "step-07"}, {"timestep-1", "timestep-2"}, {"checkpoint", "step-"}})
+    for (const names::FileNames& none : {names::FileNames{},
+                                         {"best", "last"},
+                                         {"actor", "critic"},
+                                         {"pytorch_model_fsdp_0", "pytorch_model_fsdp_1"},
+                                         {"checkpoint-1", "epoch-2"},
+                                         {"step-7", "step-07"},
+                                         {"timestep-1", "timestep-2"},
+                                         {"checkpoint", "step-"}})
         CHECK(newest(none).empty());
     for (const char* save : {"checkpoint-3", "checkpoint_0", "step-7", "epoch_3", "global_step500", "ckpt-1"})
         CHECK(names::is_numbered_save(save));
@@ -114,7 +119,8 @@ TEST_CASE("names that stand for a model or for the state of an optimizer alone")
         CHECK(names::names_model(name));
     for (const char* name : {"optimizer", "optimizer_12", "optim"}) CHECK(names::names_optimizer(name));
     for (const char* name : {"actor_model", "model_and_optim", "", "best"}) CHECK_FALSE(names::names_model(name));
-    for (const char* name : {"actor_optimizer", "model_and_optim", "optimus"}) CHECK_FALSE(names::names_optimizer(name));
+    for (const char* name : {"actor_optimizer", "model_and_optim", "optimus"})
+        CHECK_FALSE(names::names_optimizer(name));
 }
 
 }  // namespace file_names_test

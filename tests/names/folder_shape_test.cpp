@@ -334,8 +334,7 @@ TEST_CASE("a run opens from its top if it has one save, and the newest of severa
     CHECK(newest(with({"checkpoint-2000/model-00001-of-00002.safetensors"})) == "checkpoint-1000");
     CHECK(newest(with({"checkpoint-2000/model_world_size_2_rank_0.pt"})) == "checkpoint-1000");
     CHECK(newest(with({"checkpoint-2000/__0_0.distcp"})) == "checkpoint-1000");
-    CHECK(newest(with({"checkpoint-100/trainer_state.json", "checkpoint-200/trainer_state.json"})) ==
-          "checkpoint-200");
+    CHECK(newest(with({"checkpoint-100/trainer_state.json", "checkpoint-200/trainer_state.json"})) == "checkpoint-200");
     CHECK(newest({"epoch_1.pth", "epoch_12.pth", "epoch_3.pth"}) == "epoch_12.pth");
     CHECK(newest({"actor/.metadata", "critic/.metadata"}).empty());
     const FolderShape tags = shape({"global_step5/" + optim, "global_step40/" + optim});

@@ -5,6 +5,8 @@
 
 #include <safemap/save.hpp>
 
+#include <sstream>
+
 namespace training_dtypes_test {
 
 using namespace safemap;
@@ -15,13 +17,18 @@ namespace {
 using forge::dict;
 using forge::text;
 
-/// Returns a tensor whose values do not matter.
+constexpr std::int64_t most_tensors = 512;
+
+/// Returns a tensor whose values do not matter. It shares no elements with another one, which would be tied to it.
 std::string tensor(std::string_view storage_class = "FloatStorage", const forge::Numbers& size = {2}) {
+    static std::int64_t tensors = 0;
     const std::string key = storage_class == "DoubleStorage" ? "1" : "0";
-    return forge::view(forge::storage(storage_class, key, 2), 0, size, forge::strides_of(size));
+    const std::int64_t offset = 2 * (tensors++ % most_tensors);
+    return forge::view(forge::storage(storage_class, key, 2 * most_tensors), offset, size, forge::strides_of(size));
 }
 std::string file_of(const std::string& value) {
-    return forge::archive(value, {{"0", std::string(8, '\0')}, {"1", std::string(16, '\0')}});
+    return forge::archive(value,
+                          {{"0", std::string(8 * most_tensors, '\0')}, {"1", std::string(16 * most_tensors, '\0')}});
 }
 std::string optimizer() {
     return dict({text("state"), dict({text("w"), dict({text("exp_avg"), tensor(), text("step"), tensor()})}),
@@ -50,11 +57,14 @@ bool is_noted(const std::vector<std::string>& notes, std::string_view part) {
 TEST_CASE("the state of an optimizer keeps its dtypes, found by its structure or by the name of its entry") {
     std::vector<std::string> notes;
     const SaveOptions cast{.dtype = Dtype::bf16};
-    for (const auto& [key, value] :
-         {std::pair("anything", optimizer()), {"optimizer_states", dict({text("x"), tensor()})},
-          {"d_optim", dict({text("x"), tensor()})}, {"lr_schedulers", dict({text("x"), tensor()})},
-          {"opt_state", dict({text("x"), tensor()})}, {"grad_scaler", dict({text("x"), tensor()})}}) {
-        const std::string names = saved(dict({text("model"), dict({text("w"), tensor()}), text(key), value}), cast, notes);
+    for (const auto& [key, value] : {std::pair("anything", optimizer()),
+                                     {"optimizer_states", dict({text("x"), tensor()})},
+                                     {"d_optim", dict({text("x"), tensor()})},
+                                     {"lr_schedulers", dict({text("x"), tensor()})},
+                                     {"opt_state", dict({text("x"), tensor()})},
+                                     {"grad_scaler", dict({text("x"), tensor()})}}) {
+        const std::string names =
+            saved(dict({text("model"), dict({text("w"), tensor()}), text(key), value}), cast, notes);
         CAPTURE(key);
         CAPTURE(names);
         CHECK(names.find("model/w=BF16 ") != names.npos);
@@ -65,7 +75,8 @@ TEST_CASE("the state of an optimizer keeps its dtypes, found by its structure or
     }
     // These are of a model.
     for (const char* key : {"optimus", "head_opts", "state", "opt_model"})
-        CHECK(saved(dict({text(key), dict({text("w"), tensor()}), text("other"), dict({text("v"), tensor()})}), cast, notes)
+        CHECK(saved(dict({text(key), dict({text("w"), tensor()}), text("other"), dict({text("v"), tensor()})}), cast,
+                    notes)
                   .find("F32") == std::string::npos);
     CHECK(saved(dict({text("optimizer"), tensor(), text("optim.w"), tensor("FloatStorage", {1})}), cast, notes)
               .find("=F32") == std::string::npos);
@@ -77,7 +88,8 @@ TEST_CASE("optimizer_dtype casts the optimizer's state; dtype_of and keep_dtype 
     const auto dtypes = [&](const SaveOptions& options) {
         std::map<std::string, std::string> all;
         std::istringstream pairs(saved(value, options, notes));
-        for (std::string pair; pairs >> pair;) all.emplace(pair.substr(0, pair.find('=')), pair.substr(pair.find('=') + 1));
+        for (std::string pair; pairs >> pair;)
+            all.emplace(pair.substr(0, pair.find('=')), pair.substr(pair.find('=') + 1));
         return all["model/w"] + ' ' + all["optimizer/state/w/exp_avg"] + ' ' + all["optimizer/param_groups/lr"];
     };
     CHECK(dtypes({.dtype = Dtype::bf16}) == "BF16 F32 F32");
@@ -87,9 +99,8 @@ TEST_CASE("optimizer_dtype casts the optimizer's state; dtype_of and keep_dtype 
     CHECK(dtypes({.dtype = Dtype::f16, .optimizer_dtype = Dtype::bf16}) == "F16 BF16 BF16");
     CHECK(dtypes({.dtype = Dtype::f16, .keep_dtype = Selection::glob("*lr"), .optimizer_dtype = Dtype::bf16}) ==
           "F16 BF16 F32");
-    const SaveOptions by_name{.dtype = Dtype::f16,
-                              .dtype_of = {{Selection::glob("*exp_avg"), Dtype::bf16}},
-                              .optimizer_dtype = std::nullopt};
+    const SaveOptions by_name{
+        .dtype = Dtype::f16, .dtype_of = {{Selection::glob("*exp_avg"), Dtype::bf16}}, .optimizer_dtype = std::nullopt};
     CHECK(dtypes(by_name) == "F16 BF16 F32");
     CHECK(is_noted(notes, "2 tensors of the optimizer's state"));
 }
