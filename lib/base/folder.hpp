@@ -38,6 +38,9 @@ public:
     /// The files of a snapshot in the cache of a model hub are links to `blobs/` beside `snapshots/`; those count as
     /// inside. Default: an empty text.
     virtual std::string link_out(const std::string& name) const;
+    /// Returns the sorted names of what is neither a file nor a folder: pipes, sockets, devices, broken links. Default:
+    /// an empty list.
+    virtual std::vector<std::string> others() const { return {}; }
     /// Returns what has a name that is not in list(): "a folder", "a pipe", "a broken link". Returns an empty text if
     /// nothing has it. Default: an empty text.
     virtual std::string other_kind(const std::string& name) const;

@@ -65,6 +65,35 @@ Error not_indexed(const state::Unindexed& tensor) {
     return error.with_hint("`safemap repair` writes an index that names it");
 }
 
+/// Returns why save() refuses the name of a tensor; empty if it does not.
+std::string_view why_not_saved(std::string_view name) {
+    if (name.find('\0') != std::string_view::npos) return "it has a NUL byte";
+    if (name == "__metadata__") return "it is reserved";
+    return is_utf8(name) ? std::string_view() : "it is not UTF-8";
+}
+
+/// Returns why save() refuses another name of a tied tensor, which it writes as a key of the metadata.
+std::string_view why_not_tied(std::string_view name) {
+    const bool has_meaning = name == "format" || name.starts_with("safemap.");
+    return has_meaning ? "it is the name of a tied tensor, and a metadata key with a meaning" : why_not_saved(name);
+}
+
+/// Adds a note on the names that save() refuses.
+void note_refused_names(const Contents& contents, std::vector<std::string>& notes) {
+    std::uint64_t count = 0;
+    std::string first;
+    const auto look = [&](const std::string& name, std::string_view why) {
+        if (!why.empty() && count++ == 0) first = safemap::quoted(name) + ": " + std::string(why);
+    };
+    for (const LazyTensor& tensor : contents.tensors) look(tensor.name(), why_not_saved(tensor.name()));
+    for (const AliasGroup& group : contents.aliases)
+        for (std::size_t i = 1; i < group.size() && contents.format != Format::safetensors; ++i)
+            look(group[i], why_not_tied(group[i]));
+    if (count > 0)
+        notes.push_back("convert refuses " + counted(count, "name") + ", the first is " + first +
+                        "; --rename 's/RE/TEXT/' changes it");
+}
+
 /// State of an optimizer that is sound, but not read: no fault.
 bool is_unnamed(const Error& error) { return error.code() == Errc::optimizer_unnamed; }
 
@@ -124,6 +153,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     move_to_end(own, later.files);
     move_to_end(collected.take(), report.faults);
     add_names(contents.notes, report.notes);
+    note_refused_names(contents, report.notes);
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
     state::add_findings(contents.findings, report.findings);
     contents.metadata = {};  // lists of digests take as much memory as all names

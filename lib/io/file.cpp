@@ -84,8 +84,19 @@ Handle File::open() const {
     Descriptor descriptor = open_at(folder, without_nul(name_).c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!descriptor && errno == ENXIO)
         throw Error(Errc::invalid_argument, "expected a regular file, found a socket").with_path(path_);
-    if (!descriptor) throw system_error(errno, "open it").with_path(path_);
+    if (!descriptor) throw not_opened(errno, folder);
     return std::make_shared<const Descriptor>(std::move(descriptor));
+}
+
+Error File::not_opened(int number, int folder) const {
+    struct stat link = {};
+    const bool is_link = means_absent(number) &&
+                         calls.fstatat(folder, name_.c_str(), &link, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(link.st_mode);
+    if (!is_link) return std::move(system_error(number, "open it").with_path(path_));
+    return std::move(Error(Errc::path_not_found, number == ELOOP ? "it is a link that leads back to itself"
+                                                                 : "it is a link, and the file it leads to is missing")
+                         .with_path(path_)
+                         .with_hint("restore the file that the link leads to, or download it again"));
 }
 
 struct stat File::status_of(const Handle& handle) const {

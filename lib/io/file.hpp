@@ -61,6 +61,8 @@ public:
 private:
     void identify(const Handle& handle);
     Handle open() const;
+    /// Returns the error of a file that cannot be opened. Says if it is a link that leads nowhere.
+    Error not_opened(int number, int folder) const;
     Handle open_again() const;
     struct stat status_of(const Handle& handle) const;
     void require_same(const Identity& now) const;

@@ -84,6 +84,8 @@ public:
 
     std::vector<std::string> folders() const override { return list_folders(descriptor_->number(), path_.native()); }
 
+    std::vector<std::string> others() const override { return list_others(descriptor_->number(), path_.native()); }
+
     std::shared_ptr<const Folder> folder(std::string_view name) const override {
         require_below(name, this->name());
         const std::string below(name);

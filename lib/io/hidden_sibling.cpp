@@ -142,6 +142,14 @@ Error foreign(const std::string& name) {
     return error.with_hint("move it elsewhere, or save under another name");
 }
 
+Error not_created(int number, const std::string& name) {
+    Error error = system_error(number, "create " + safemap::quoted(name));
+    if (error.code() == Errc::permission_denied)
+        error.with_hint(number == EROFS ? "the file system is read-only: save to another one"
+                                        : "the folder is not writable: save to another one, or change its permissions");
+    return error;
+}
+
 Error failed(int number, const char* doing, const std::string& name) {
     return system_error(number, std::string(doing) + ' ' + safemap::quoted(name));
 }
@@ -206,7 +214,7 @@ bool HiddenSibling::create(bool durable) {
     // Only this user may look into it, whatever its content.
     if (calls.mkdirat(home_, name_.c_str(), S_IRWXU) != 0) {
         if (errno == EEXIST) return false;
-        throw system_error(errno, "create " + safemap::quoted(name_));
+        throw not_created(errno, name_);
     }
     try {
         grant(home_, name_.c_str());

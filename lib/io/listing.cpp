@@ -70,6 +70,12 @@ std::vector<std::string> list_inner_folders(int folder, const std::string& path)
     }));
 }
 
+std::vector<std::string> list_others(int folder, const std::string& path) {
+    return sorted(list(folder, path, [folder](const dirent& entry) {
+        return !is_of(DT_REG, folder, entry) && !is_of(DT_DIR, folder, entry);
+    }));
+}
+
 std::vector<std::string> list_all(int folder, const std::string& path) {
     return list(folder, path, [](const dirent&) { return true; });
 }

@@ -14,6 +14,8 @@ std::vector<std::string> list_files(int folder, const std::string& path);
 std::vector<std::string> list_folders(int folder, const std::string& path);
 /// Returns the sorted names of the folders in it, without links.
 std::vector<std::string> list_inner_folders(int folder, const std::string& path);
+/// Returns the sorted names of what is neither: pipes, sockets, devices, broken links.
+std::vector<std::string> list_others(int folder, const std::string& path);
 /// Returns all names except "." and "..", unsorted.
 std::vector<std::string> list_all(int folder, const std::string& path);
 

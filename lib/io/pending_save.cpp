@@ -12,6 +12,8 @@
 #include "io/listing.hpp"
 #include "io/note.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include <fcntl.h>
 
 #include <algorithm>
@@ -53,7 +55,13 @@ Place::Place(const std::filesystem::path& path, bool follow) : target(without_sl
                     "its name has " + bytes_text(name.size()) + ", the limit is " + std::to_string(longest))
             .with_path(target);
     parent = open_at(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY);
-    if (!parent) throw system_error(errno, "open the folder to save in").with_path(without_slashes(folder));
+    if (parent) return;
+    const int number = errno;
+    Error error = system_error(number, "open the folder to save in");
+    error.with_path(without_slashes(folder));
+    if (number == ENOENT) error.with_hint("mkdir -p " + shell_word(without_slashes(folder)));
+    if (number == ENOTDIR) error.with_hint("it is a file, or below one: save to another folder");
+    throw error;
 }
 
 bool Place::status(struct stat& found) const {

@@ -88,7 +88,8 @@ void Staging::examine_old(const std::string& replaced) {
     if (!S_ISLNK(found.st_mode)) save_.old_mode = found.st_mode & 07777;
     save_.old_identity = identity_at(parent, name);
     if (!folder) return;
-    if (calls.faccessat(parent, name, W_OK | X_OK, AT_EACCESS) != 0) throw system_error(errno, "write into it");
+    if (calls.faccessat(parent, name, W_OK | X_OK, AT_EACCESS) != 0)
+        throw system_error(errno, "write into it").with_hint("save to another folder, or change its permissions");
     save_.old = open_inner(parent, name);
     if (!save_.old) throw system_error(errno, "open it");
     lock_old();

@@ -208,17 +208,19 @@ MaybeShape deepspeed_root(const FolderNames& names) {
 
 // 6: Megatron.
 
-/// Returns the folder that the text of latest_checkpointed_iteration.txt names.
+constexpr std::string_view iteration_pointer = "latest_checkpointed_iteration.txt";
+
+/// Returns the folder that the text of this pointer names.
 FolderShape iteration(const FolderNames& names, std::string_view text) {
-    constexpr std::string_view pointer = "latest_checkpointed_iteration.txt";
     const std::string named(path_segment(text));
-    if (named != "release" && !is_digits(named)) return bad_tag(pointer, "expected 'release' or a number");
+    if (named != "release" && !is_digits(named)) return bad_tag(iteration_pointer, "expected 'release' or a number");
     const std::string zeros(named.size() < 7 ? 7 - named.size() : 0, '0');
     const FileNames candidates =
         named == "release" ? FileNames{named} : FileNames{"iter_" + zeros + named, "global_step_" + named};
     const auto found = std::find_if(candidates.begin(), candidates.end(),
                                     [&names](const std::string& folder) { return has(names.folders, folder); });
-    if (found == candidates.end()) return bad_tag(pointer, "it names '" + named + "', but there is no folder for it");
+    if (found == candidates.end())
+        return bad_tag(iteration_pointer, "it names '" + named + "', but there is no folder for it");
     FolderShape shape{.kind = ShapeKind::folder, .files = {*found}};
     for (const std::string& folder : names.folders)
         if (folder != *found && is_kind(folder, NameKind::iteration)) shape.others.push_back(folder);
@@ -367,7 +369,7 @@ FolderShape shape_inside(const FolderNames& names);
 /// Returns the shape of a folder inside the folder. The level below it is not listed, unless it is one of the saves of
 /// a run, so a file that names a tag is enough.
 FolderShape shape_of_inner(const FolderNames& names) {
-    constexpr std::string_view pointers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+    constexpr std::string_view pointers[] = {"latest", "latest_universal", iteration_pointer};
     const auto model = first_of(names, &Row::inside);
     if (model.kind != ShapeKind::nothing || names.folders.empty()) return model;
     for (const std::string_view pointer : pointers)
@@ -633,6 +635,12 @@ void follow_link(const Folder& folder, const std::string& name, std::optional<st
     text = std::move(tag);
 }
 
+/// Removes the text of a marker that leads out of the folder and names nothing in it: messages would show the text, and
+/// the marker may be a link to somebody's secret.
+void hide_foreign(const Folder& folder, std::string_view name, bool is_known, std::optional<std::string>& text) {
+    if (text && !is_known && !folder.link_out(std::string(name)).empty()) text->clear();
+}
+
 FolderNames list_names(const Folder& folder) {
     FolderNames names{.files = folder.list(), .folders = folder.folders()};
     std::sort(names.files.begin(), names.files.end());
@@ -721,9 +729,15 @@ FolderNames names_in(const Folder& folder) {
     FolderNames names = list_names(folder);
     names.latest = read_marker(folder, names.files, "latest");
     names.latest_universal = read_marker(folder, names.files, "latest_universal");
+    for (auto* const marker : {&names.latest, &names.latest_universal})
+        hide_foreign(folder, marker == &names.latest ? "latest" : "latest_universal",
+                     *marker && has(names.folders, path_segment(**marker)), *marker);
     follow_link(folder, "latest", names.latest, names);
     follow_link(folder, "latest_universal", names.latest_universal, names);
-    names.latest_checkpointed_iteration = read_marker(folder, names.files, "latest_checkpointed_iteration.txt");
+    names.latest_checkpointed_iteration = read_marker(folder, names.files, iteration_pointer);
+    const auto& at = names.latest_checkpointed_iteration;
+    hide_foreign(folder, iteration_pointer, at && iteration(names, *at).kind == ShapeKind::folder,
+                 names.latest_checkpointed_iteration);
     names.listed_components = components_in(read_list(folder, names.files, pipeline_list));
     names.listed_modules = modules_in(read_list(folder, names.files, module_list));
     const bool listed = names.latest || has(names.files, pipeline_list) || has(names.files, module_list);

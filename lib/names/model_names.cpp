@@ -213,10 +213,11 @@ std::vector<std::string> shards_beside(std::span<const std::string> named, std::
 
 Error lacks_shards(const ShardSet& set) {
     constexpr std::size_t most = 8;
-    Error error(Errc::shard_missing, "the files " + excerpt(set.text()) + " are " + std::to_string(set.files.size()) +
-                                         " of " + std::to_string(set.name.shards) +
-                                         " shards; missing: " + names_text(set.lacks, most) +
-                                         (set.missing > set.lacks.size() ? " and others" : ""));
+    Error error(Errc::shard_missing,
+                "the files " + excerpt(set.text()) + " are " + std::to_string(set.files.size()) + " of " +
+                    std::to_string(set.name.shards) + " shards; missing: " + names_text(set.lacks, most) +
+                    (set.missing > set.lacks.size() ? " and " + std::to_string(set.missing - set.lacks.size()) + " more"
+                                                    : std::string()));
     error.with_hint("give all shards; one shard by itself opens by its own path");
     return error;
 }

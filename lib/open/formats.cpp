@@ -170,6 +170,18 @@ bool is_html(const Source&, std::string_view head) {
     return starts_with_text(text, "<!doctype html") || starts_with_text(text, "<html");
 }
 
+/// Recognises text by its first bytes: characters that are printed, in UTF-8. The last one may be cut off.
+bool is_plain_text(const Source&, std::string_view head) {
+    while (!head.empty()) {
+        const std::string_view left = head;
+        const auto character = take_character(head);
+        if (!character) return left.size() < 4 && static_cast<unsigned char>(left.front()) >= 0xC0;
+        const bool is_space = *character == '\t' || *character == '\n' || *character == '\r' || *character == '\f';
+        if (is_control(*character) && *character < 0xA0 && !is_space) return false;
+    }
+    return true;
+}
+
 bool is_json(const Source&, std::string_view head) {
     const std::string_view text = without_space(head);
     return text.starts_with('{') || text.starts_with('[');
@@ -201,8 +213,6 @@ constexpr Row torch_file(Fits& fits, Content content, FileReader read, std::stri
     return {fits, {}, 0, looks_like, {}, content, Format::torch, "torch", read};
 }
 
-constexpr std::string_view interrupted = "a download or a copy may not have finished";
-
 constexpr Row rows[] = {
     foreign(is_empty, "an empty file", interrupted),
     {is_safetensors, {}, 0, {}, {}, Content::safetensors, Format::safetensors, "safetensors", read_safetensors},
@@ -229,10 +239,28 @@ constexpr Row rows[] = {
     foreign(is_onnx, "an ONNX model"),
     foreign(is_zeros, "a file of zeros", interrupted),
     foreign(begins_with_zeros, "a file that begins with zeros", interrupted),
-    foreign(is_cut_safetensors, "a safetensors file that ends inside its header", interrupted),
+    foreign(is_cut_safetensors, cut_safetensors, interrupted),
     foreign(is_html, "a web page", "a download gave an error page or asked for a login: download the file again"),
+    foreign("<?xml"sv, "XML text", "a download may have given the error message of a server: download the file again"),
     {.fits = is_json, .looks_like = "JSON text", .content = Content::json},
     torch_file(is_zip_at_end, Content::zip, read_torch<torch::read_archive>),
+    foreign("BZh"sv, "a bzip2 file", "bunzip2 it first"),
+    foreign("\x04\x22\x4d\x18"sv, "an lz4 file", "unlz4 it first"),
+    foreign("7z\xbc\xaf\x27\x1c"sv, "a 7z archive", "unpack it first"),
+    foreign("Rar!\x1a\x07"sv, "a RAR archive", "unpack it first"),
+    foreign("\x89PNG\r\n\x1a\n"sv, "an image (PNG)"),
+    foreign("\xff\xd8\xff"sv, "an image (JPEG)"),
+    foreign("GIF8"sv, "an image (GIF)"),
+    foreign("RIFF"sv, "a RIFF file: an image, sound or film"),
+    foreign("%PDF-"sv, "a PDF document"),
+    foreign("\x7f"
+            "ELF"sv,
+            "a program or library (ELF)"),
+    foreign("TFL3"sv, "a TensorFlow Lite model", {}, 4),
+    foreign("PAR1"sv, "a Parquet file"),
+    foreign("SQLite format 3\0"sv, "an SQLite database"),
+    foreign(is_plain_text, "a text file",
+            "a download may have given a message in place of the file: look into it, and download the file again"),
 };
 
 bool fits(const Row& row, const Source& source, std::string_view head) {

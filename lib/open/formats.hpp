@@ -33,6 +33,12 @@ struct Sniffed {
     FileReader read = nullptr;  ///< null: safemap does not read it
 };
 
+/// The description of a file of safetensors that is truncated.
+inline constexpr std::string_view cut_safetensors = "a safetensors file that ends inside its header";
+/// The hint for a file that is truncated.
+inline constexpr std::string_view interrupted =
+    "a download or a copy may not have finished: compare the size with that of the original";
+
 /// Recognises a file by its first bytes. If they match nothing, checks the last bytes for a zip behind something else.
 /// A header length inside the file, followed by a `{` (after whitespace), means safetensors before anything else is
 /// tried.

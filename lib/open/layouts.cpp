@@ -95,6 +95,22 @@ std::string hint_of_newest(const FolderShape& shape, std::string_view folder) {
     return "give one of them; the newest is " + shell_word(inside(folder, {shape.newest}).front());
 }
 
+/// Returns true for the name of an index or of a file of weights.
+bool names_model(std::string_view name) { return names::is_weights(name) || name.ends_with(".index.json"); }
+
+/// Returns a name and what has it: "model.safetensors (a broken link)".
+std::string with_kind(const Folder& folder, const std::string& name) {
+    const std::string kind = folder.other_kind(name);
+    return kind.empty() ? name : name + " (" + kind + ')';
+}
+
+/// Adds a hint about a name that has no regular file.
+void hint_at_kind(Error& error, const Folder& folder, const std::string& name) {
+    const bool is_link = folder.other_kind(name).find("link") != std::string::npos;
+    error.with_hint(is_link ? "restore the file that the link leads to, or download it again"
+                            : "safemap reads regular files: write the content to a file first");
+}
+
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
     if (shape.several == Several::pipeline) refuse_pipeline(shape, folder);
     // The folder's own files are listed by name. Sets, and inner folders, are listed as paths that can be typed.
@@ -145,9 +161,13 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
 }
 
 [[noreturn]] void refuse_nothing(const FolderNames& names, const Folder& folder) {
-    if (names.files.empty() && names.folders.empty()) throw Error(Errc::not_a_checkpoint, "the folder holds no files");
+    const FileNames others = folder.others();
+    if (names.files.empty() && names.folders.empty() && others.empty())
+        throw Error(Errc::not_a_checkpoint, "the folder holds no files");
     FileNames all = names.files;
-    for (const std::string& name : names.folders) all.push_back(name + '/');
+    for (const std::string& name : others) all.push_back(with_kind(folder, name));
+    for (const std::string& name : names.folders)
+        all.push_back(names_model(name) ? name + " (a folder, not a file)" : name + '/');
     Error error(Errc::not_a_checkpoint, "the folder holds neither an index nor a file of weights, but " + listed(all));
     constexpr int levels = 4;
     std::size_t left = 256;
@@ -157,7 +177,16 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
     } catch (const Error&) {  // a folder that cannot be listed says nothing
     }
     if (!deeper.empty()) error.with_hint("give the folder of a checkpoint in it: " + listed(deeper));
+    const auto other = std::find_if(others.begin(), others.end(), names_model);
+    if (other != others.end()) hint_at_kind(error, folder, *other);
     throw error;
+}
+
+[[noreturn]] void refuse_set(const names::ShardSet& set, const Folder& folder) {
+    Error error = names::lacks_shards(set);
+    const FileNames others = models_that_are_no_files(folder);
+    if (others.empty()) throw error;
+    throw Error(error.code(), error.message() + "; not read: " + listed(others)).with_hint(error.hint());
 }
 
 }  // namespace
@@ -165,6 +194,13 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
 std::string listed(const FileNames& names) {
     constexpr std::size_t most = 8;
     return names_text(names, most);
+}
+
+FileNames models_that_are_no_files(const Folder& folder) {
+    FileNames models = folder.others();
+    std::erase_if(models, [](const std::string& name) { return !names_model(name); });
+    for (std::string& name : models) name = with_kind(folder, name);
+    return models;
 }
 
 void refuse(const FolderShape& shape, const FolderNames& names, const Folder& folder) {
@@ -178,7 +214,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, const Folder& fo
                            : shape.files.front().starts_with("refs/") ? "give a folder in snapshots/ instead"
                                                                       : "give the folder of one tag instead");
         case ShapeKind::no_snapshot: refuse_snapshot(shape, folder.name());
-        case ShapeKind::shards_lack: throw names::lacks_shards(names::shard_sets(shape.files).front());
+        case ShapeKind::shards_lack: refuse_set(names::shard_sets(shape.files).front(), folder);
         default: refuse_nothing(names, folder);
     }
 }

@@ -20,6 +20,10 @@ void refuse_part(std::string_view file);
 inline constexpr std::string_view names_of_ranks =
     "files of ranks are recognised by names such as rank_0.pt and rank_1.pt: rename or link ";
 
+/// Returns the names of indexes and files of weights that cannot be read because they are no regular files, and what
+/// they are: "model.safetensors (a broken link)".
+names::FileNames models_that_are_no_files(const Folder& folder);
+
 /// Returns "a, b and 3 more".
 std::string listed(const names::FileNames& names);
 

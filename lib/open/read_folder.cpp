@@ -199,6 +199,8 @@ bool recognise_or_descend(Located& found, bool may_descend, std::uint64_t max_he
     found.names = names::names_in(*found.folder);
     found.shape = names::shape_of(found.names);
     find_shards(found, max_header_bytes);
+    if (found.shape.kind != ShapeKind::several)
+        for (std::string& name : models_that_are_no_files(*found.folder)) found.shape.others.push_back(std::move(name));
     if (!found.shape.optimizer_inside.empty()) found.optimizer = found.folder->folder(found.shape.optimizer_inside);
     if (found.shape.kind != ShapeKind::folder) return true;
     const std::string& name = found.shape.files.front();

@@ -30,22 +30,29 @@ void refuse_second_format(const Source& source) {
             "do not load it with torch.load; to read it as safetensors, give it a name that ends in .safetensors");
 }
 
-/// A sink for a file that is named ".safetensors". If the header's length is at fault, it adds to the message what kind
-/// of file this is.
+/// A sink for a file that is named ".safetensors". If the file has no header, the message says what kind of file this
+/// is.
 class Recognise final : public FaultSink {
 public:
     Recognise(FaultSink& next, const Source& source) : next_(next), source_(source) {}
 
-    void fault(Error error) override { next_.fault(is_length(error.code()) ? recognised(error) : std::move(error)); }
+    void fault(Error error) override {
+        next_.fault(is_of_header(error.code()) ? recognised(std::move(error)) : std::move(error));
+    }
 
 private:
-    static bool is_length(Errc code) {
-        return code == Errc::header_too_short || code == Errc::header_too_large || code == Errc::header_past_end;
+    static bool is_of_header(Errc code) {
+        return code == Errc::header_too_short || code == Errc::header_too_large || code == Errc::header_past_end ||
+               code == Errc::header_not_utf8 || code == Errc::header_not_json;
     }
-    Error recognised(const Error& error) const {
+    Error recognised(Error error) const {
         const Sniffed sniffed = sniff(source_);
+        if (sniffed.content == Content::safetensors) return error;
         const std::string is = sniffed.content == Content::zip ? "a zip, as torch.save writes" : sniffed.looks_like;
-        Error known(error.code(), error.message() + (is.empty() ? "" : "; this is " + is));
+        std::string message = "this is " + (is.empty() ? "a file of no known format" : is);
+        if (is != cut_safetensors) message += "; expected safetensors, because of its name";
+        if (sniffed.read != nullptr) message += "; under a name that ends in .pt it opens as what it is";
+        Error known(error.code(), std::move(message));
         return std::move(known.with_hint(sniffed.hint).with_hint(error.hint()));
     }
 

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
+#include "open/layouts.hpp"
 #include "open/read.hpp"
 #include "safetensors/index.hpp"
 
@@ -27,7 +28,8 @@ struct Shard {
     std::vector<Error> faults = {};
     std::string path = {};
     bool missing = false;
-    bool beside = false;  // a shard of the same set as others, which the index does not name
+    std::string found = {};  // the kind of what has a missing shard's name: "a broken link"
+    bool beside = false;     // a shard of the same set as others, which the index does not name
 };
 
 /// Returns the shards that have a tensor, by file name.
@@ -67,6 +69,7 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard, 
     shard.missing = source == nullptr;
     shard.path = source ? source->name() : folder.name() + "/" + shard.name;
     if (source) shard.contents = read_file(source, options, faults);
+    else shard.found = folder.other_kind(shard.name);
     shard.contents.tree = state::Tree();  // a checkpoint of several files has none
 }
 
@@ -85,10 +88,7 @@ public:
 
     void add(Shard& shard) {
         if (shard.missing) {
-            faults_.fault(
-                std::move(Error(Errc::shard_missing, "the index places " + counted(shard.wanted.size(), "tensor") +
-                                                         " in it, but there is no such file (or it is a broken link)")
-                              .with_path(shard.path)));
+            faults_.fault(fault_of_missing(shard));
             return;
         }
         const bool sound = shard.faults.empty();
@@ -114,10 +114,25 @@ public:
         take_tensors(shard);
     }
 
+    /// Takes the names of all missing shards. The fault of the first one lists them: open() throws only that.
+    void expect_missing(FileNames names) { missing_ = std::move(names); }
+
     /// Returns everything that was added.
     Contents take() { return std::move(joined_.contents); }
 
 private:
+    Error fault_of_missing(const Shard& shard) {
+        std::string what = "the index places " + counted(shard.wanted.size(), "tensor") + " in it, but " +
+                           (shard.found.empty() ? "there is no such file" : "it is " + shard.found);
+        if (missing_.size() > 1)
+            what += "; " + std::to_string(missing_.size()) + " of " + std::to_string(index_.shards.size()) +
+                    " shards are missing: " + listed(missing_);
+        missing_.clear();
+        Error error(Errc::shard_missing, std::move(what));
+        error.with_path(shard.path).with_hint("a download or a copy may not have finished: fetch what is missing");
+        return error;
+    }
+
     /// Returns true if the index places that name in this shard. Marks the name as found.
     bool claim(const std::string& name, const Shard& shard) {
         const auto number = names_.find(name, name_of());
@@ -189,6 +204,7 @@ private:
     FaultSink& faults_;
     NameIndex names_;
     std::vector<bool> found_;
+    FileNames missing_ = {};
     bool noted_parts_ = false;  // a note names the first shard that has some
     Joined joined_;
 };
@@ -242,6 +258,10 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
                            [&](std::size_t i, FaultSink& own) { read_shard(folder, options, shards[i], own); });
 
     ShardMerge merge(index, faults);
+    FileNames missing;
+    for (const Shard& shard : shards)
+        if (shard.missing && !shard.beside) missing.push_back(shard.name);
+    merge.expect_missing(std::move(missing));
     for (std::size_t i = 0; i < shards.size(); ++i) {
         Shard& shard = shards[i];
         shard.faults = std::move(found[i]);

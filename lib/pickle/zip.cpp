@@ -150,7 +150,8 @@ private:
             if (is_end_record(at) && end_of_comment(at) == tail_.size()) return at;
         for (std::size_t at = tail_.size(); at-- > 0;)
             if (is_end_record(at) && has_directory(at) && end_of_comment(at) < tail_.size()) return at;
-        throw bad_directory("no zip end record: the file is truncated, or not a zip");
+        throw bad_directory("no zip end record: the file is truncated, or not a zip")
+            .with_hint("a download or a copy may not have finished: compare the size with that of the original");
     }
 
     /// Returns true if any program could take this for the end record of a zip.

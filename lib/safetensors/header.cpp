@@ -47,6 +47,16 @@ struct Text {
     std::string_view view() const { return {bytes.get(), static_cast<std::size_t>(size)}; }
 };
 
+/// Returns true if the file seems to have a header of `size` bytes. The bytes of other files are not shown in messages,
+/// not even as numbers: the file may be a link to somebody's secret.
+bool has_header(const Source& source, std::uint64_t size) {
+    if (size > longest_header) return false;
+    std::string head(std::min<std::uint64_t>(source.size() - length_bytes, 4096), '\0');
+    source.read_at(length_bytes, std::as_writable_bytes(std::span(head)));
+    const std::size_t first = head.find_first_not_of(" \t\n\r");
+    return first != head.npos && head[first] == '{';
+}
+
 Text read_text(const Source& source, std::uint64_t max_header_bytes) {
     const std::uint64_t file_size = source.size();
     if (file_size < length_bytes)
@@ -55,11 +65,14 @@ Text read_text(const Source& source, std::uint64_t max_header_bytes) {
     source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
     static_assert(longest_header <= simdjson::SIMDJSON_MAXSIZE_BYTES);
     const std::uint64_t limit = std::min(max_header_bytes, longest_header);
-    if (size > limit) {
+    const bool too_large = size > limit;
+    if ((too_large || size > file_size - length_bytes) && !has_header(source, size))
+        throw Error(too_large ? Errc::header_too_large : Errc::header_past_end,
+                    "expected the length of a header in the first eight bytes, and a '{' after it");
+    if (too_large) {
         Error error(Errc::header_too_large,
                     "the header length is " + std::to_string(size) + ", the limit is " + std::to_string(limit));
-        // Otherwise the file is damaged, or of another format.
-        if (size <= longest_header && size <= file_size - length_bytes)
+        if (size <= file_size - length_bytes)  // otherwise the file is truncated
             error.with_hint("--max-header-size " + std::to_string(size) +
                             " (OpenOptions::max_header_bytes) reads it, if you trust the file");
         throw std::move(error);
@@ -341,7 +354,8 @@ private:
 
     void member_metadata(ondemand::value value) {
         try {
-            if (std::exchange(seen_metadata_, true)) throw Error(Errc::header_bad_metadata, "duplicate __metadata__");
+            if (std::exchange(seen_metadata_, true))
+                throw Error(Errc::header_bad_metadata, "duplicate name: the header has '__metadata__' twice");
             if (is_null(value)) {
                 allowed_.meet(Errc::header_not_canonical, "__metadata__ is null, not an object");
                 return;
@@ -368,10 +382,10 @@ private:
     }
 
     void sort_metadata() {
-        const std::size_t members = metadata_.size();
-        sort_by_key(metadata_, [this](const MetadataPlace& pair) { return key_of(pair); });
-        if (metadata_.size() < members)
-            allowed_.meet(Errc::duplicate_name, "__metadata__ has a duplicate key; readers take the last one");
+        const auto repeated = sort_by_key(metadata_, [this](const MetadataPlace& pair) { return key_of(pair); });
+        if (repeated)
+            allowed_.meet(Errc::duplicate_name, "__metadata__ has a duplicate key, of which readers take the last:", {},
+                          key_of(*repeated));
         header_.has_metadata = true;
     }
 
@@ -397,16 +411,39 @@ private:
         row.name_size = static_cast<std::uint32_t>(name.size());
         name_ = name;
         seen_ = 0;
+        unknown_dtype_.reset();
         try {
             read_tensor(value, row);
         } catch (Error& error) {
-            if (error.code() != Errc::header_bad_field && error.code() != Errc::unknown_dtype) throw;
+            if (error.code() != Errc::header_bad_field) throw;
+            if (unknown_dtype_) error = dtype_fault();  // the reference reads the dtype first
             return report(std::move(error.with_tensor(name)));
         }
+        if (unknown_dtype_) return leave_out(row);
         // JSON can only write a NUL as an escape.
-        if (escaped_ && name.find('\0') != std::string_view::npos)
+        if (escaped_ && name.find('\0') != std::string_view::npos) {
+            has_nul_ = true;
             allowed_.meet(Errc::bad_name, "the name has a NUL byte", name);
+        }
         rows().push_back(row);
+    }
+
+    Error dtype_fault() const {
+        return {Errc::unknown_dtype,
+                "unknown dtype " + safemap::quoted(*unknown_dtype_) + "; expected one of safetensors, such as F32"};
+    }
+
+    /// Reports a tensor of unknown dtype. Without it nothing is lost if it has no bytes: repair() does so.
+    void leave_out(const Row& row) {
+        if (row.begin != row.end) return report(std::move(dtype_fault().with_tensor(name_)));
+        if (rules_ == Rules::repair) {
+            allowed_.meet(Errc::unknown_dtype, "it has no bytes, and is left out: unknown dtype", name_,
+                          *unknown_dtype_);
+            return;
+        }
+        Error error = dtype_fault();
+        error.with_tensor(name_).with_hint("safemap repair IN OUT leaves out this tensor, which has no bytes");
+        faults_.fault(std::move(error));
     }
 
     /// Reads {"dtype", "shape", "data_offsets"}, or an array of the three, which serde accepts for a struct too.
@@ -457,7 +494,8 @@ private:
     }
 
     void once(unsigned field, const char* field_name) {
-        if ((seen_ & field) != 0) bad_field("duplicate " + std::string(field_name));
+        if ((seen_ & field) != 0)
+            bad_field("duplicate name: the description has '" + std::string(field_name) + "' twice");
         seen_ |= field;
     }
 
@@ -500,9 +538,11 @@ private:
         return last_dtype_ = dtype_named(text_of(value));
     }
 
-    static Dtype dtype_named(std::string_view dtype_name) {
+    /// Returns the dtype of that name. Keeps an unknown name, and returns any dtype.
+    Dtype dtype_named(std::string_view dtype_name) {
         if (const auto dtype = dtype_from_safetensors(dtype_name)) return *dtype;
-        throw Error(Errc::unknown_dtype, "unknown dtype " + safemap::quoted(dtype_name));
+        unknown_dtype_ = dtype_name;
+        return Dtype::f32;
     }
 
     void read_shape(ondemand::value value, Row& row) {
@@ -539,10 +579,12 @@ private:
         names.add_all(
             static_cast<std::uint32_t>(rows().size()), [this](std::uint32_t i) { return list().name(rows()[i]); },
             [&](std::uint32_t first, std::uint32_t again) {
+                dropped_.push_back(rows()[first]);
                 rows()[first] = rows()[again];
                 repeated.push_back(again);
             });
         if (repeated.empty()) return;
+        std::sort(dropped_.begin(), dropped_.end(), begins_before);
         for (const std::uint32_t again : repeated)
             allowed_.meet(Errc::duplicate_name, "duplicate name; readers take the last one",
                           list().name(rows()[again]));
@@ -562,6 +604,19 @@ private:
                }) == rows().end();
     }
 
+    static bool begins_before(const Row& a, const Row& b) { return a.begin < b.begin; }
+
+    /// Returns the fault of bytes that belong to no tensor because of a duplicate name: they are those of the first
+    /// tensor of that name. The strict policy and repair() have reported the name.
+    std::optional<Error> duplicate_fault(std::uint64_t begin, std::uint64_t end) {
+        if (rules_ == Rules::strict || rules_ == Rules::repair) return std::nullopt;
+        const auto dropped = std::lower_bound(dropped_.begin(), dropped_.end(), Row{.begin = begin}, begins_before);
+        if (dropped == dropped_.end() || dropped->begin >= end) return std::nullopt;
+        Error error(Errc::duplicate_name, "duplicate name; readers take the last one, and " + bytes_text(end - begin) +
+                                              " of the first one belong to no tensor");
+        return std::move(error.with_tensor(list().name(*dropped)));
+    }
+
     void sort_by_offset() {
         const auto rises = [this](const Row& a, const Row& b) {
             if (a.begin != b.begin) return a.begin < b.begin;
@@ -578,7 +633,7 @@ private:
         std::size_t kept = 0;
         for (std::size_t i = 0; i < rows().size(); ++i) {
             const Row row = rows()[i];
-            if (!sound(row) || row.end > data_size_) continue;  // past the end: reported once for the whole file
+            if (!sound(row, i) || row.end > data_size_) continue;  // past the end: reported once for the whole file
             rows()[kept++] = row;
         }
         rows().resize(kept);
@@ -591,34 +646,50 @@ private:
 
     void trailing() {
         Error error(Errc::trailing_bytes, bytes_text(data_size_ - covered_) + " after the last tensor");
-        if (rules_ == Rules::lenient || rules_ == Rules::repair) header_.tolerated.push_back(std::move(error));
-        else faults_.fault(std::move(error));
+        if (rules_ == Rules::lenient || rules_ == Rules::repair) return header_.tolerated.push_back(std::move(error));
+        if (auto duplicate = duplicate_fault(covered_, data_size_)) error = std::move(*duplicate);
+        hint_at_repair(error, rows().size());
+        faults_.fault(std::move(error));
     }
 
-    bool sound(const Row& row) {
+    /// Adds the command that writes the file without the fault, if repair() can read the file. `i`: the row that is
+    /// checked; those before it are checked already.
+    void hint_at_repair(Error& error, std::size_t i) {
+        const auto is_readable = [this](const Row& row) {
+            return row.begin <= row.end && row.end <= data_size_ && row.sized;
+        };
+        if (!repairable_)
+            repairable_ = complete_ && !unreadable_ && !has_nul_ &&
+                          std::all_of(rows().begin() + static_cast<std::ptrdiff_t>(i), rows().end(), is_readable);
+        if (*repairable_) error.with_hint("safemap repair IN OUT writes a copy without this fault");
+    }
+
+    bool sound(const Row& row, std::size_t i) {
         const bool in_place = row.begin == covered_ && row.end >= row.begin;
         auto fault = in_place ? std::nullopt : offset_fault(row);
         if (fault && rules_ == Rules::repair && fault->code() != Errc::offsets_reversed) {
             allowed_.meet(fault->code(), fault->message(), list().name(row));
             fault.reset();
         }
+        if (fault && fault->code() != Errc::offsets_reversed) hint_at_repair(*fault, i);
         if (row.end >= row.begin) covered_ = std::max(covered_, row.end);
+        unreadable_ = unreadable_ || row.end < row.begin || row.end > data_size_ || !row.sized;
         if (!fault && !row.sized) fault = size_fault(row);
         if (!fault) return true;
         faults_.fault(std::move(fault->with_tensor(list().name(row))));
         return false;
     }
 
-    std::optional<Error> offset_fault(const Row& row) const {
+    std::optional<Error> offset_fault(const Row& row) {
         const std::string range = "data_offsets [" + std::to_string(row.begin) + ", " + std::to_string(row.end) + "]";
         if (row.end < row.begin) return Error(Errc::offsets_reversed, range + " end before they begin");
         if (row.begin < covered_)
             return Error(Errc::offsets_overlap,
                          range + " overlap the previous tensor, which ends at " + std::to_string(covered_));
-        if (row.begin > covered_ && complete_)
-            return Error(Errc::offsets_leave_gap,
-                         range + " leave a gap of " + bytes_text(row.begin - covered_) + " before them");
-        return std::nullopt;
+        if (row.begin == covered_ || !complete_) return std::nullopt;
+        if (auto duplicate = duplicate_fault(covered_, row.begin)) return duplicate;
+        return Error(Errc::offsets_leave_gap,
+                     range + " leave a gap of " + bytes_text(row.begin - covered_) + " before them");
     }
 
     std::optional<Error> size_fault(const Row& row) {
@@ -639,13 +710,18 @@ private:
     std::string_view text_;
     std::uint64_t data_size_ = 0;
     std::uint64_t covered_ = 0;
-    bool complete_ = true;  // false if a fault left something out
+    bool complete_ = true;     // false if a fault left something out
+    bool unreadable_ = false;  // true if a tensor that was checked has a fault for which repair() refuses the file
+    bool has_nul_ = false;     // true if a name has a NUL, which repair() does not write
+    std::optional<bool> repairable_ = {};
+    std::vector<Row> dropped_ = {};  // tensors with the name of a later one, by offset
     CanonicalTensor canonical_tensor_;
     bool seen_metadata_ = false;
     std::vector<MetadataPlace> metadata_;
     std::string_view name_;  // name of the current tensor
     bool escaped_ = false;   // name_ was written with escapes
     unsigned seen_ = 0;      // bits of the fields it has so far
+    std::optional<std::string> unknown_dtype_ = {};
     std::optional<std::uint64_t> elements_;
     Dtype last_dtype_ = Dtype::f32;
 };

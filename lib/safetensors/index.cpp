@@ -40,7 +40,7 @@ void read_metadata(const json::Value& value, Index& index) {
     if (const json::Value* total = value.find("total_size")) index.total_size = read_total_size(*total);
     for (const json::Member& member : *members)
         if (const std::string* text = member.value.string()) index.metadata.emplace_back(member.key, *text);
-    sort_by_key(index.metadata, [](const auto& pair) -> const std::string& { return pair.first; });
+    static_cast<void>(sort_by_key(index.metadata, [](const auto& pair) -> const std::string& { return pair.first; }));
 }
 
 /// Returns the normal spelling of a name: "./a" is "a", "b//a" is "b/a". If that differs, the result is in `storage`.

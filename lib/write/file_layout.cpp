@@ -76,7 +76,8 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
         // The reference implementation writes and reads such a name. Strict readers do not, and neither does code that
         // passes names on as C strings.
         if (tensor.name().find('\0') != std::string::npos)
-            throw Error(Errc::bad_name, "the name has a NUL byte: " + safemap::quoted(tensor.name()));
+            throw Error(Errc::bad_name, "the name has a NUL byte: " + safemap::quoted(tensor.name()))
+                .with_hint("safemap convert IN OUT --rename 's/RE/TEXT/' gives it another name");
     }
     NameIndex().add_all(NamesOf(tensors), [&](std::uint32_t, std::uint32_t again) {
         throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(tensors[again].name()));

@@ -16,6 +16,7 @@
 #include <safemap/advanced/stored_tensor.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <system_error>
@@ -183,6 +184,18 @@ void compare_index(const safetensors::Index& index, Found& found, const std::str
                                 ", but the tensors have " + std::to_string(total));
 }
 
+void require_shards(const Folder& folder, const std::vector<std::string>& shards) {
+    constexpr std::size_t most = 8;
+    std::vector<std::string> missing;
+    std::copy_if(shards.begin(), shards.end(), std::back_inserter(missing),
+                 [&folder](const std::string& shard) { return folder.open(shard) == nullptr; });
+    if (missing.empty()) return;
+    throw Error(Errc::shard_missing, "the index names " + std::to_string(shards.size()) + " shards, of which " +
+                                         std::to_string(missing.size()) + " are missing: " + names_text(missing, most))
+        .with_path(folder.name())
+        .with_hint("repair needs all shards: fetch what is missing");
+}
+
 Found read_indexed(const Folder& folder, const std::string& index_name, const OpenOptions& options) {
     Found found;
     const auto source = folder.open(index_name);
@@ -194,13 +207,12 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
                                 ", though it names other shards of the set");
         index.shards.push_back(std::move(shard));
     }
+    require_shards(folder, index.shards);
     state::Joined joined;
     for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
         const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
-        if (!file)
-            throw Error(Errc::shard_missing, "the index names it, but there is no such file")
-                .with_path(folder.name() + '/' + shard);
+        if (!file) throw Error(Errc::file_changed, "it is gone").with_path(folder.name() + '/' + shard);
         about_file(file->name(), [&] {
             FileReader reader(file, shard, options, found);
             reader.tell_repairs();

@@ -67,6 +67,14 @@ void require_stem(const std::string& stem) {
                                             "; expected 1 to 200 bytes that do not begin with a dot");
 }
 
+/// Returns "F8_E5M2, F8_E4M3, ...": every dtype that a cast can give.
+std::string castable_names() {
+    std::string names;
+    for (auto dtype = Dtype::boolean; dtype <= Dtype::u64; dtype = static_cast<Dtype>(static_cast<int>(dtype) + 1))
+        if (is_castable(dtype)) names += (names.empty() ? "" : ", ") + std::string(name(dtype));
+    return names;
+}
+
 void require_sense(const SaveOptions& options) {
     const std::uint32_t alignment = options.alignment;
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
@@ -80,7 +88,8 @@ void require_sense(const SaveOptions& options) {
     require_stem(options.stem);
     const auto require_cast = [](Dtype dtype) {
         if (!is_castable(dtype))
-            throw Error(Errc::unsupported_cast, "casts to " + std::string(name(dtype)) + " are not supported");
+            throw Error(Errc::unsupported_cast, "casts to " + std::string(name(dtype)) + " are not supported")
+                .with_hint("floating-point tensors can be cast to " + castable_names() + "; others keep their dtype");
     };
     if (options.dtype) require_cast(*options.dtype);
     if (options.optimizer_dtype) require_cast(*options.optimizer_dtype);

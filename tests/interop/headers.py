@@ -29,11 +29,11 @@ FAMILIES = {
     "invalid header length": {"header_past_end"},
     "invalid UTF-8 in header": {"header_not_utf8"},
     "invalid JSON in header": {"header_not_json", "header_bad_field", "header_bad_metadata", "unknown_dtype"},
-    "invalid offset": {"offsets_reversed", "offsets_overlap", "offsets_leave_gap"},
+    "invalid offset": {"offsets_reversed", "offsets_overlap", "offsets_leave_gap", "duplicate_name"},
     "overflow computing": {"shape_overflow"},
     "The slice is slicing": {"partial_byte"},
     "invalid shape, data type": {"size_mismatch"},
-    "incomplete metadata": {"file_truncated", "trailing_bytes"},
+    "incomplete metadata": {"file_truncated", "trailing_bytes", "duplicate_name"},
 }
 
 SIZES = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,

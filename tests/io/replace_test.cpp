@@ -193,8 +193,21 @@ TEST_CASE("an impossible target is refused with the reason") {
     const TempDir dir;
     check_error(error_of([&] { Staging(dir / "no/such/out", Staging::Kind::folder); }), {Errc::path_not_found}, {},
                 {.path = (dir / "no/such").native()});
+    const auto hint_of = [](const std::filesystem::path& out) {
+        const auto error = error_of([&] { Staging(out, Staging::Kind::folder); });
+        return error ? error->hint() : std::string();
+    };
+    CHECK(hint_of(dir / "no/such/out") == "mkdir -p " + (dir / "no/such").native());
     dir.write("file", "x");
     CHECK_FAULT(Staging(dir / "file/out", Staging::Kind::file), Errc::path_not_found);
+    CHECK(hint_of(dir / "file/out").find("it is a file") != std::string::npos);
+    {
+        ScriptedCalls calls;
+        calls.fail_all("mkdirat", EROFS);
+        CHECK(hint_of(dir / "out").find("read-only") != std::string::npos);
+        calls.fail_all("mkdirat", EACCES);
+        CHECK(hint_of(dir / "out").find("not writable") != std::string::npos);
+    }
     CHECK_FAULT(Staging("", Staging::Kind::file), Errc::invalid_argument);
     CHECK_FAULT(Staging(dir / std::string(250, 'x'), Staging::Kind::file), Errc::invalid_argument);
     CHECK_FAULT(Staging(dir / std::string("a\0b", 3), Staging::Kind::file), Errc::path_not_found);

@@ -141,6 +141,7 @@ TEST_CASE("shards of one model are a set, whatever is missing of it is named") {
     const Error error = names::lacks_shards(large[0]);
     CHECK(error.code() == Errc::shard_missing);
     CHECK(std::string(error.what()).find("m-000008-of-999999999.bin") != std::string::npos);
+    CHECK(std::string(error.what()).ends_with(" and 999999990 more"));
 }
 
 TEST_CASE("a set has one spelling, and what is missing of it has the same") {

@@ -115,11 +115,19 @@ TEST_CASE("common wrong files are named, with a hint if there is one") {
         {"{\"a\": 1}", "JSON", false},
         {" [1, 2, 3, 4]", "JSON", false},
         {"", "empty file", true},
-        {"x", "1 byte", false},
+        {"x", "a text file", true},
+        {"\x01"s, "1 byte", false},
+        {"<?xml version='1.0'?><Error/>", "XML text", true},
+        {"\x89PNG\r\n\x1a\n", "PNG", false},
+        {"\x7f"
+         "ELF\2",
+         "ELF", false},
+        {"BZh91AY&SY", "bzip2", true},
         {std::string(4, '\0'), "zeros", true},
         {std::string(4096, '\0'), "a file that begins with zeros", true},
         {forge::u8_file({{"a", 100}}).substr(0, 40), "ends inside its header", true},
-        {"some text that is nothing in particular", "neither safetensors nor", false},
+        {"some text that is nothing in particular", "a text file", true},
+        {"some text" + std::string(1, '\0') + "that is none", "no known format", false},
     };
     for (const Row& row : rows) {
         CAPTURE(row.words);
@@ -150,7 +158,23 @@ TEST_CASE("a file named .safetensors is read as safetensors, whatever its conten
     refused("<!DOCTYPE html><html>", Errc::header_too_large, "this is a web page", true);
     refused(forge::pt({}), Errc::header_too_large, "this is a zip, as torch.save writes", false);
     refused(forge::u8_file({{"a", 100}}).substr(0, 40), Errc::header_past_end, "ends inside its header", true);
-    refused("nothing in particular", Errc::header_too_large, "the limit is", false);
+    refused("nothing in particular", Errc::header_too_large, "this is a text file", true);
+    refused("var x = {}", Errc::header_too_large, "this is a text file", true);
+    refused(std::string(64, '\0'), Errc::header_not_json, "zeros", true);
+    refused("\3\0\0\0\0\0\0\0abcd"s, Errc::header_not_json, "no known format", false);
+    // The length is shown where there is a header.
+    refused(forge::safetensors_claiming(200'000'000, "{}"), Errc::header_too_large, "ends inside its header", true);
+}
+
+TEST_CASE("text is what begins with printed characters of UTF-8") {
+    const auto is_text = [](std::string_view content) {
+        return sniff(*forge::source(content)).looks_like == "a text file";
+    };
+    CHECK(is_text("a\tb\r\n"));
+    CHECK(is_text(std::string(511, 'a') + "\u00e9"));  // the first 512 bytes end inside a character
+    CHECK_FALSE(is_text(std::string(511, 'a') + "\x80"));
+    CHECK_FALSE(is_text("a\x1b[2J"));
+    CHECK_FALSE(is_text("caf\xe9 au lait"));
 }
 
 TEST_CASE("safetensors that torch.load would take for another format are refused under strict globals") {

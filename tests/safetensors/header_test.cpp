@@ -287,7 +287,7 @@ TEST_CASE("forms outside the specification are reported under the compatible pol
              Allowed{"{" + a + R"(,"\u0061":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", Errc::duplicate_name,
                      "tensor 'a': duplicate name; readers take the last one"},
              Allowed{R"({"__metadata__":{"k":"1","k":"2"},)" + a + "}", Errc::duplicate_name,
-                     "__metadata__ has a duplicate key; readers take the last one"},
+                     "__metadata__ has a duplicate key, of which readers take the last: 'k'"},
              Allowed{R"({"a\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", Errc::bad_name,
                      "tensor 'a\\x00': the name has a NUL byte"},
          }) {

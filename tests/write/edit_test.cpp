@@ -248,6 +248,9 @@ TEST_CASE("gaps, shared bytes, trailing bytes, wrong order and misaligned data a
         {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0,
          "are not in the reference order"},
         {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "not a multiple of 8"},
+        {"a dtype without a name or bytes",
+         header(a, tensor_at("b", 4, 8) + R"(,"c":{"dtype":"","shape":[0],"data_offsets":[8,8]})"), 8, 0, 4,
+         "tensor 'c': it has no bytes, and is left out"},
         {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "duplicate name"},
     };
     for (const Row& row : rows) {
