@@ -102,6 +102,8 @@ public:
         app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
+        app.add_flag("--allow-empty", options_.allow_empty,
+                     "write an output that has neither a tensor nor a structure document");
         app.option_defaults()->group("How it runs");
         app.add_flag("-n,--dry-run", options_.plan_only, "report what would be written, and write nothing");
         app.add_flag("-v,--verbose", verbose_, "print the plan before it is written, and all notes");
@@ -176,6 +178,10 @@ private:
         }
         require_out(out_);
         check_shard_options();
+        if (!keep_.empty() && !options_.dtype && dtypes_of_.empty() && !options_.apply_scales)
+            throw Error(Errc::invalid_argument,
+                        "--keep-dtype has no effect without --dtype, --dtype-of or --apply-scales")
+                .with_hint("without these options, every tensor keeps its dtype");
         if (optimizer_ && is_one_file(out_))
             throw Error(Errc::invalid_argument, "--optimizer writes a folder, but OUT is one file: " + printable(out_))
                 .with_hint("give an OUT that does not end in .safetensors or .sft");
@@ -387,7 +393,8 @@ private:
         try {
             of.dtype = parse_dtype_name(std::string_view(rule).substr(equals + 1));
         } catch (const Error& error) {
-            throw Error(error.code(), fmt::format("--dtype-of {}: {}", printable(rule), error.message()));
+            throw Error(error.code(), fmt::format("--dtype-of {}: {}", printable(rule), error.message()))
+                .with_hint(error.hint());
         }
         std::size_t matches = 0;
         for (const LazyTensor& tensor : chosen) {
@@ -397,7 +404,8 @@ private:
         }
         if (matches > 0 && !can_cast(Dtype::f32, of.dtype))
             throw Error(Errc::unsupported_cast,
-                        fmt::format("--dtype-of {}: casts to {} are not supported", printable(rule), name(of.dtype)));
+                        fmt::format("--dtype-of {}: casts to {} are not supported", printable(rule), name(of.dtype)))
+                .with_hint(castable());
         const std::string what = matches == 0 ? "matches none of" : "matches no tensor that can be cast, of";
         throw Error(Errc::tensor_not_found,
                     fmt::format("--dtype-of {} {} {}", printable(rule), what, count_text(chosen.size(), "tensor")))
@@ -419,7 +427,7 @@ private:
     std::vector<std::string> keep_;
     std::vector<std::string> prefixes_;
     std::vector<std::string> rules_;
-    SaveOptions options_;
+    SaveOptions options_ = {.allow_empty = false};
 };
 
 }  // namespace

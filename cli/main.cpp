@@ -195,7 +195,9 @@ bool asks_for_json(int argc, char** argv) {
     return false;
 }
 
-int fail(Console& console, const Error& error) {
+int fail(Console& console, Error error) {
+    if (error.path() == "-" && error.code() == Errc::path_not_found)
+        error.with_hint("stdin is not supported, because a checkpoint is not read in order: give a file or a folder");
     console.error(error);
     return exit_code(error.code());
 }

@@ -39,7 +39,7 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& into, Parse p
             try {
                 into = parse(text);
             } catch (const Error& error) {
-                throw Error(error.code(), name + ": " + error.message());
+                throw Error(error.code(), name + ": " + error.message()).with_hint(error.hint());
             }
         },
         help);

@@ -3,6 +3,7 @@
 
 #include "output.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
@@ -14,6 +15,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -60,24 +62,56 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
     return number;
 }
 
-[[noreturn]] void refuse(std::string_view text, std::string_view wanted) {
-    throw Error(Errc::invalid_argument, fmt::format("'{}' is not {}", printable(text), wanted));
+[[noreturn]] void refuse(std::string_view text, std::string_view wanted, std::string_view hint = {}) {
+    throw Error(Errc::invalid_argument, fmt::format("'{}' is not {}", printable(text), wanted)).with_hint(hint);
+}
+
+/// A decimal number without a sign: digits / 10^decimals.
+struct Decimal {
+    std::uint64_t digits = 0;
+    unsigned decimals = 0;
+};
+
+/// Removes a number from the beginning of `text` and returns it: "5", "0.5". Empty without a number, or if it has too
+/// many digits.
+std::optional<Decimal> take_decimal(std::string_view& text) {
+    constexpr std::string_view decimal_digits = "0123456789";
+    constexpr std::size_t most_decimals = 18;
+    std::string digits(text.substr(0, text.find_first_not_of(decimal_digits)));
+    std::string_view rest = text.substr(digits.size());
+    std::string_view fraction;
+    if (rest.starts_with('.')) {
+        fraction = rest.substr(1, rest.find_first_not_of(decimal_digits, 1) - 1);
+        rest.remove_prefix(1 + fraction.size());
+        if (fraction.empty() || fraction.size() > most_decimals) return std::nullopt;
+    }
+    if (digits.empty()) return std::nullopt;
+    digits += fraction;
+    std::string_view all = digits;
+    const auto number = take_number(all);
+    if (!number) return std::nullopt;
+    text = rest;
+    return Decimal{*number, static_cast<unsigned>(fraction.size())};
 }
 
 }  // namespace
 
 std::uint64_t parse_size(std::string_view text) {
-    constexpr std::string_view wanted = "a size: 5GB or 5G (10^9), 5GiB (2^30) or a number of bytes, at least 1";
+    constexpr std::string_view wanted = "a size: 5GB or 5G (10^9), 5GiB (2^30), 0.5GB or a number of bytes, at least 1";
     std::string_view rest = text;
-    const auto number = take_number(rest);
+    const auto number = take_decimal(rest);
     if (!number) refuse(text, wanted);
     if (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
     const std::string suffix = lower(rest);
     const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == suffix; });
     if (unit == units.end()) refuse(text, wanted);
-    std::uint64_t size = 0;
-    if (__builtin_mul_overflow(*number, unit->bytes, &size) || size == 0) refuse(text, wanted);
-    return size;
+    // There are no parts of bytes.
+    if (number->decimals > 0 && unit->bytes == 1) refuse(text, wanted);
+    __extension__ using Wide = unsigned __int128;
+    Wide size = Wide{number->digits} * unit->bytes;
+    for (unsigned i = 0; i < number->decimals; ++i) size /= 10;
+    if (size == 0 || size > std::numeric_limits<std::uint64_t>::max()) refuse(text, wanted);
+    return static_cast<std::uint64_t>(size);
 }
 
 std::uint64_t parse_header_size(std::string_view text) {
@@ -85,6 +119,13 @@ std::uint64_t parse_header_size(std::string_view text) {
     const std::uint64_t size = parse_size(text);
     if (size > longest) refuse(text, "a length of a header: at most 4294967295 bytes");
     return size;
+}
+
+std::string castable() {
+    std::string names;
+    for (auto dtype = Dtype::boolean; dtype <= Dtype::u64; dtype = static_cast<Dtype>(static_cast<int>(dtype) + 1))
+        if (can_cast(Dtype::f32, dtype)) names += (names.empty() ? "" : ", ") + std::string(name(dtype));
+    return fmt::format("floating-point tensors can be cast to {}; others keep their dtype", names);
 }
 
 Dtype parse_dtype_name(std::string_view text) {
@@ -102,7 +143,7 @@ Dtype parse_dtype_name(std::string_view text) {
             for (const std::string_view known : {"f", "float"})
                 if (const auto dtype = parse_dtype(std::string(known).append(name.substr(prefix.size()))))
                     return *dtype;
-    refuse(text, "a dtype such as bf16, BF16 or bfloat16");
+    refuse(text, "a dtype such as bf16, BF16 or bfloat16", castable());
 }
 
 Policy parse_policy(std::string_view text) {
@@ -174,7 +215,7 @@ bool is_one_file(std::string_view out) { return out.ends_with(".safetensors") ||
 void require_out(std::string_view out) {
     if (out == "-")
         throw Error(Errc::invalid_argument, "OUT is '-', but safemap does not write to stdout")
-            .with_hint("for a folder of that name, give ./-");
+            .with_hint("give a file or a folder; ./- is a folder of that name");
     const std::string name = lower(out);
     for (const std::string_view ending : {".pt", ".pth", ".bin", ".ckpt", ".gguf"})
         if (name.ends_with(ending))

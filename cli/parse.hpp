@@ -9,11 +9,13 @@
 #include <safemap/save.hpp>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace safemap::cli {
 
-/// Returns a size in bytes: "5GB" and "5G" are 5·10^9, "5GiB" is 5·2^30, "512" is 512. Ignores case, refuses 0.
+/// Returns a size in bytes: "5GB" and "5G" are 5·10^9, "5GiB" is 5·2^30, "512" is 512, "0.5GB" is 5·10^8. Rounds down
+/// to whole bytes. Ignores case, refuses 0.
 std::uint64_t parse_size(std::string_view text);
 /// Parses a size of at most 4,294,967,295 bytes, the longest header that safemap reads or writes.
 std::uint64_t parse_header_size(std::string_view text);
@@ -21,6 +23,9 @@ std::uint64_t parse_header_size(std::string_view text);
 /// Returns a dtype: "bf16", "BF16" and "bfloat16" are BF16, "fp16" and "half" are F16. Refuses "fp8", which may mean
 /// F8_E4M3 or F8_E5M2.
 Dtype parse_dtype_name(std::string_view text);
+
+/// Returns a hint that names the dtypes that a cast can give.
+std::string castable();
 
 Policy parse_policy(std::string_view text);
 Access parse_access(std::string_view text);

@@ -7,6 +7,9 @@
 
 #include <fmt/core.h>
 
+#include <set>
+#include <string_view>
+
 namespace safemap::cli {
 namespace {
 
@@ -29,8 +32,12 @@ JsonWriter as_json(const VerifyReport& report) {
 
 std::string as_text(const VerifyReport& report, const std::string& path) {
     std::string text;
-    for (const Error& fault : report.faults)
+    std::set<std::string_view> hints;
+    for (const Error& fault : report.faults) {
         text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
+        if (!fault.hint().empty() && hints.insert(fault.hint()).second)
+            text += fmt::format("hint: {}\n", printable(fault.hint()));
+    }
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
     // A file for which Python would run code is "readable", not "ok", even without faults.
     const std::string good = report.asks_for_code ? "readable" : "ok";

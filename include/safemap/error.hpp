@@ -52,7 +52,7 @@ enum class Errc : std::uint8_t {
     header_bad_field,      ///< a field that is missing, duplicate, or of the wrong JSON type
     header_bad_metadata,   ///< a `__metadata__` that is duplicate or not a map of strings; wrong or incomplete digests
     header_not_canonical,  ///< under the strict policy: a form that the written specification does not allow
-    duplicate_name,        ///< a name in two files of a list; under the strict policy, also a name twice in one map
+    duplicate_name,        ///< a name in two files; twice in a header, if bytes then belong to no tensor, or if strict
     bad_name,              ///< a name with a NUL: in a save, and under the strict policy
     unknown_dtype,         ///< a dtype name that the format does not have
     offsets_reversed,      ///< data_offsets that end before they begin
@@ -70,6 +70,7 @@ enum class Errc : std::uint8_t {
     shard_missing,         ///< a shard that the index or the number of shards asks for: missing, or not a file
     shard_lacks_tensor,    ///< a tensor that is missing from the shard that the index names for it
     index_lacks_tensor,    ///< a tensor of a shard that the index does not name; only `verify` reports it
+    no_tensors,            ///< an output with neither a tensor nor a structure document, where SaveOptions refuse it
 
     expectation_not_json,   ///< a file of expected tensors that is not JSON, not an object, or larger than 32 MiB
     expectation_bad_field,  ///< an expected tensor that is duplicate, or has an invalid dtype, shape or alias

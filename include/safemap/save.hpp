@@ -210,6 +210,9 @@ struct SaveOptions {
     /// - The launcher of the processes notices if one dies. If it ends all of them then, the save can be resumed.
     Team* team = nullptr;
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
+    /// If false, throws no_tensors before anything is written, if the output would have neither a tensor nor a
+    /// structure document.
+    bool allow_empty = true;
     /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with
     /// `plan_only`, too. The plan is a report in which `casts` have no counts of values. If the function throws, the
     /// exception passes through and nothing is left behind.

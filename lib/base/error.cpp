@@ -75,6 +75,7 @@ constexpr std::array table{
     Row{Errc::shard_missing, "shard_missing", reject_data, "a shard is missing"},
     Row{Errc::shard_lacks_tensor, "shard_lacks_tensor", reject_data, "a tensor is not in the shard the index names"},
     Row{Errc::index_lacks_tensor, "index_lacks_tensor", reject_data, "the index does not name a tensor of a shard"},
+    Row{Errc::no_tensors, "no_tensors", reject_data, "nothing to write: no tensor and no structure document"},
 
     Row{Errc::expectation_not_json, "expectation_not_json", reject_data,
         "the list of expected tensors is not a JSON object"},

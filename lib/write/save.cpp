@@ -4,6 +4,7 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
+#include "state/structure.hpp"
 #include "write/add_structure.hpp"
 #include "write/copy_extras.hpp"
 #include "write/destination.hpp"
@@ -85,10 +86,25 @@ private:
                                                               folder.layout, options_.work.threads);
             report_.layout.buffer_bytes = std::max(report_.layout.buffer_bytes, buffers);
         }
+        if (!options_.allow_empty) require_content();
         for (std::string& note : write::notes_on_folders(out_, options_)) report_.notes.push_back(std::move(note));
         // The first process asks its target, which may have finished the commit of a dead save.
         if (options_.plan_only || !together_.leads()) note_other_models(write::replaced_files(out_, options_));
         if (options_.plan_only && together_.leads() && options_.on_plan) options_.on_plan(report_);
+    }
+
+    /// Throws no_tensors if the files would hold nothing.
+    void require_content() const {
+        if (report_.tensors > 0 || input_.metadata.contains(std::string(state::structure_key))) return;
+        std::string what = "the output would have neither a tensor nor a structure document";
+        const std::vector<SkippedObject>& skipped = report_.skipped;
+        if (!skipped.empty())
+            what += "; " + counted(skipped.size(), "tensor") + " skipped, the first is " +
+                    safemap::quoted(skipped.front().name) + ": " + skipped.front().why;
+        throw Error(Errc::no_tensors, what)
+            .with_hint(
+                "--allow-empty (SaveOptions::allow_empty) writes it; --structure keep writes values that are "
+                "not tensors");
     }
 
     void note_other_models(const std::vector<std::string>& replaced) {

@@ -63,13 +63,41 @@ TEST_SUITE("parse") {
         CHECK_FAULT(parse_header_size("5GB"), Errc::invalid_argument);
         CHECK(parse_size("2TiB") == 2ULL << 40);
         CHECK(parse_size("17") == 17);
+        CHECK(parse_size("0.5GB") == 500'000'000);
+        CHECK(parse_size("1.5GiB") == 3ULL << 29);
+        CHECK(parse_size("2.50 mb") == 2'500'000);
+        CHECK(parse_size("1.9999k") == 1999);  // rounded down
+        CHECK(parse_size("18446744073709551.615kB") == std::numeric_limits<std::uint64_t>::max());
         CHECK(parse_size("17B") == 17);
         CHECK(parse_size("18446744073709551615") == std::numeric_limits<std::uint64_t>::max());
     }
 
     TEST_CASE("an invalid size is refused") {
-        for (const char* text : {"", "GB", "-1", "+1", "0", "0GB", "1.5GB", "5XB", "5 GB ", " 5GB", "5  GB", "0x10",
-                                 "18446744073709551616", "18446744073709552KB", "5GBs", "5Gi", "G"}) {
+        for (const char* text : {"",
+                                 "GB",
+                                 "-1",
+                                 "+1",
+                                 "0",
+                                 "0GB",
+                                 "5XB",
+                                 "5 GB ",
+                                 " 5GB",
+                                 "5  GB",
+                                 "0x10",
+                                 "18446744073709551616",
+                                 "18446744073709552KB",
+                                 "5GBs",
+                                 "5Gi",
+                                 "G",
+                                 "1.5",
+                                 "1.5B",
+                                 ".5GB",
+                                 "5.GB",
+                                 "1,5GB",
+                                 "1.5.5GB",
+                                 "2.5e9",
+                                 "0.0000000001GB",
+                                 "0.0000000000000000001TB"}) {
             CAPTURE(text);
             CHECK_FAULT(parse_size(text), Errc::invalid_argument);
         }
