@@ -130,17 +130,28 @@ public:
         if (optimizer_) add_optimizer(in, around);
         options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
-        if (!console.json() && !around.dry_run)
-            options_.on_plan = [&](const SaveReport& plan) {
+        // On a terminal, the plan appears with the progress bar: after a second.
+        std::string plan;
+        const auto announce = [&] {
+            if (!plan.empty()) console.announce(std::exchange(plan, {}));
+            around.planned = true;
+        };
+        if (!console.json() && !around.dry_run && (verbose_ || console.has_reader()))
+            options_.on_plan = [&](const SaveReport& planned) {
                 around.peak_anon_bytes = memory.bytes();
-                around.planned_notes = plan.notes.size();
-                console.announce(plan_text(plan, around, out_, options_.align_tensors));
+                around.planned_notes = planned.notes.size();
+                plan = plan_text(planned, around, out_, options_.align_tensors);
+                if (verbose_) announce();
             };
+        const Monitor progress{.on_progress = [&, show = bar.monitor().on_progress](const Progress& now) {
+            if (!plan.empty() && bar.is_due()) announce();
+            return show(now);
+        }};
         if (!keep_.empty()) options_.keep_dtype = selection_of(keep_);
         for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen));
         // A signal that comes when the save commits is too late: OUT is complete, and the report says so.
         std::optional<DeferSignals> deferred(std::in_place);
-        const SaveReport saved = save_model(chosen, model, bar);
+        const SaveReport saved = save_model(chosen, model, progress);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
         output_begins();
@@ -291,13 +302,21 @@ private:
         options_.folders.insert_or_assign(optimizer_folder, *optimizer);
     }
 
+    /// Returns "a.pt", or "a.pt and 2 more".
+    std::string from() const {
+        const std::string first = printable(in_.front());
+        return in_.size() == 1 ? first : fmt::format("{} and {} more", first, in_.size() - 1);
+    }
+
     Around known_before(const Checkpoint& opened, const Checkpoint& chosen, const Checkpoint& model,
                         const std::vector<std::string>& renaming) const {
-        Around around{.aliases = model.aliases(),
+        Around around{.from = from(),
+                      .aliases = model.aliases(),
                       .skipped = opened.skipped(),
                       .notes = opened.notes(),
                       .layout = opened.layout(),
-                      .dry_run = options_.plan_only};
+                      .dry_run = options_.plan_only,
+                      .verbose = verbose_};
         if (around.layout) around.weights = weights_given(*around.layout, common.open.weights);
         // An object that occurs a second time has no tensor of its own.
         for (SkippedObject& object : around.skipped)
@@ -328,13 +347,13 @@ private:
     /// Returns true if the same call continues, should this one be interrupted.
     bool continues() const { return options_.resume && !options_.plan_only && !is_one_file(out_); }
 
-    SaveReport save_model(const Checkpoint& chosen, const Checkpoint& model, ProgressBar& bar) const {
+    SaveReport save_model(const Checkpoint& chosen, const Checkpoint& model, const Monitor& monitor) const {
         SaveOptions options = options_;
         if (options.keep_dtype) options.keep_dtype = as_written(*options.keep_dtype, chosen, model);
         for (SaveOptions::DtypeOf& each : options.dtype_of) each.tensors = as_written(each.tensors, chosen, model);
         options.max_header_bytes = common.open.max_header_bytes;
         options.work.threads = common.open.work.threads;
-        options.work.monitor = bar.monitor();
+        options.work.monitor = monitor;
         options.team = Nodes::team_for_save();
         try {
             return save(out_, model, options);

@@ -9,6 +9,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <string_view>
 
@@ -81,9 +83,68 @@ std::string run_text(const Around& around) {
     return text;
 }
 
-std::string total_text(const SaveReport& saved, const std::string& out, std::string_view verb) {
-    return fmt::format("{}: {} {}, {}, {}\n", printable(out), verb, count_text(saved.tensors, "tensor"),
-                       count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
+/// Parts of notes that say only how a file was read. Every other note is one that a person can act on.
+constexpr std::string_view informative[] = {
+    "read the tag ",
+    "the state of the optimizer is in ",  // the skipped optimizer says so, too
+    " shards are read by the numbers in their names",
+    "the index says total_size ",
+    ", as OLMo writes; they were decoded to paths",
+    "so names are the keys of the state dict",
+    "the values of common.pt are under the key ",
+    "; the lowest rank's are read, and verify compares the others with them",
+    "; the other files cover all of their tensors",
+    "; they are listed below rank_N, where N is the rank",
+    "; its tensors are replicated, so that they are whole",
+    "(such as _metadata)",
+    "is a Parameter or requires a gradient",
+    "are Parameters or require gradients",
+    " after the zip are ignored",
+    " after the end of the pickle",
+    " after the last storage are ignored",
+    "allowed: ",
+    " is left out: it is a hash of the file that was read",
+    "the metadata is written without ",
+    " is copied without its ",
+    " is not copied: it describes the quantisation",
+    "so copied files keep what they say of the quantisation",
+};
+
+std::string notes_text(const std::vector<std::string>& notes, bool all) {
+    std::string text;
+    for (const std::string& note : notes)
+        if (all || is_actionable(note)) text += warned("  note     " + printable(note)) + '\n';
+    return text;
+}
+
+std::string skipped_text(const SaveReport& saved, const Around& around) {
+    constexpr std::size_t most = 20;
+    std::vector<Foldable> skipped;  // a model may have thousands of scales
+    for (const SkippedObject& object : around.all_skipped(saved))
+        skipped.push_back({.name = object.name, .kind = object.why});
+    const std::vector<Folded> groups = fold(skipped);
+    const bool all = around.verbose || around.dry_run || groups.size() <= most;
+    std::string text;
+    for (std::size_t i = 0; i < (all ? groups.size() : most); ++i) {
+        const Folded& group = groups[i];
+        const std::string times = group.count > 1 ? ' ' + group.times() : std::string();
+        text +=
+            warned(fmt::format("  skipped  {}{}: {}", printable(group.name()), times, printable(group.kind))) + '\n';
+    }
+    if (!all) text += warned(fmt::format("  skipped  {} more; --verbose lists them", groups.size() - most)) + '\n';
+    return text;
+}
+
+/// Returns a line for each cast. Unless `all`, only for those that lost values.
+std::string casts_text(const SaveReport& saved, bool all) {
+    std::string text;
+    for (const SaveReport::Cast& cast : saved.casts) {
+        if (!all && cast.overflowed == 0) continue;
+        const std::string line = fmt::format("{}, {}, {} overflowed, {} not finite", cast_text(cast),
+                                             count_text(cast.values, "value"), cast.overflowed, cast.non_finite);
+        text += (cast.overflowed > 0 ? warned(line) : line) + '\n';
+    }
+    return text;
 }
 
 }  // namespace
@@ -161,38 +222,44 @@ JsonWriter convert_json(const SaveReport& saved, const Around& around) {
     return json;
 }
 
+std::string saved_text(const std::string& from, const std::string& out, std::string_view verb,
+                       const SaveReport& saved) {
+    return fmt::format("{} → {}: {}{}, {}, {}", from, printable(out), verb, count_text(saved.tensors, "tensor"),
+                       count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
+}
+
+bool is_actionable(std::string_view note) {
+    // The only folder with a checkpoint, unless the note goes on with others.
+    if (note.starts_with("read the checkpoint in ") && note.find(';') == note.npos) return false;
+    return std::none_of(std::begin(informative), std::end(informative),
+                        [&](std::string_view part) { return note.find(part) != note.npos; });
+}
+
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
-    std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + run_text(around);
-    text += files_text(saved) + extras_text(saved) + reading_text(saved);
+    std::string text = saved_text(around.from, out, around.dry_run ? "would write " : "will write ", saved) + '\n';
+    text += run_text(around) + files_text(saved) + extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
     for (const std::string& tie : tied_names(around.written_aliases(saved)))
         text += fmt::format("  tied     {}\n", tie);
-    std::vector<Foldable> skipped;  // a model may have thousands of scales
-    for (const SkippedObject& object : around.all_skipped(saved))
-        skipped.push_back({.name = object.name, .kind = object.why});
-    for (const Folded& group : fold(skipped)) {
-        const std::string times = group.count > 1 ? ' ' + group.times() : std::string();
-        text +=
-            warned(fmt::format("  skipped  {}{}: {}", printable(group.name()), times, printable(group.kind))) + '\n';
-    }
-    for (const std::string& note : around.all_notes(saved)) text += fmt::format("  note     {}\n", printable(note));
+    text += skipped_text(saved, around) + notes_text(around.all_notes(saved), around.verbose || around.dry_run);
     return text + fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
                               bytes_text(around.predicted_anon_bytes(saved)));
 }
 
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
-    std::string text = total_text(saved, out, "wrote");
-    // The notes of the plan are already printed.
-    for (std::size_t i = around.planned_notes; i < saved.notes.size(); ++i)
-        text += fmt::format("  note     {}\n", printable(saved.notes[i]));
-    for (const SaveReport::Cast& cast : saved.casts)
-        text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast), count_text(cast.values, "value"),
-                            cast.overflowed, cast.non_finite);
-    if (!saved.resumed.empty())
-        text += fmt::format("  resumed  {} already finished\n", count_text(saved.resumed.size(), "file"));
-    return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
-                              bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
+    std::string text = saved_text(around.from, out, "", saved) + " in " + duration_text(around.seconds);
+    if (!saved.resumed.empty()) text += fmt::format("; {} already finished", count_text(saved.resumed.size(), "file"));
+    text += '\n';
+    if (!around.planned) text += skipped_text(saved, around);
+    text += casts_text(saved, around.verbose);
+    std::vector<std::string> notes = around.planned ? std::vector<std::string>() : around.notes;
+    const std::size_t first = around.planned ? around.planned_notes : 0;
+    notes.insert(notes.end(), saved.notes.begin() + static_cast<std::ptrdiff_t>(first), saved.notes.end());
+    text += notes_text(notes, around.verbose);
+    if (!around.verbose) return text;
+    return text + fmt::format("  took     {} read, {} of memory at most\n", bytes_text(saved.bytes_read),
+                              bytes_text(around.peak_anon_bytes));
 }
 
 }  // namespace safemap::cli

@@ -10,21 +10,25 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace safemap::cli {
 
 /// The parts of the report that SaveReport does not have.
 struct Around {
+    std::string from = {};  ///< the paths of IN, for people
     std::vector<AliasGroup> aliases = {};
     std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
     std::optional<TrainingLayout> layout = {};
     Weights weights = Weights::automatic;  ///< the written weights, if `layout` is set
-    std::size_t planned_notes = 0;         ///< number of notes that the plan has printed
+    bool planned = false;                  ///< the plan is printed
+    std::size_t planned_notes = 0;         ///< number of notes of the save that the plan has
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
     bool dry_run = false;
+    bool verbose = false;  ///< all notes are printed, not only those that a person can act on
 
     /// Returns the predicted peak: the peak so far, plus the buffers of the save. All else is allocated before the
     /// plan.
@@ -38,8 +42,17 @@ struct Around {
 };
 
 JsonWriter convert_json(const SaveReport& saved, const Around& around);
-/// Returns the report before the first byte is written.
+/// Returns the report before the first byte is written. It has every note in a dry run.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors);
+/// Returns a line on the conversion, and after it what the plan has not said: skipped tensors, values that a cast
+/// cannot hold, notes.
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out);
+
+/// Returns "model.pt → out/: 113 tensors, 2 files, 658.7 kB", for example with "would write " before the numbers.
+std::string saved_text(const std::string& from, const std::string& out, std::string_view verb, const SaveReport& saved);
+
+/// Returns true if a person can act on a note of the library: choose another option or file, or look at one. All others
+/// say how a file was read; they are in the plan of --verbose, and in the JSON.
+bool is_actionable(std::string_view note);
 
 }  // namespace safemap::cli

@@ -187,6 +187,8 @@ void Console::silence(bool silent) noexcept {
 
 bool Console::shows_progress() const { return !quiet_ && !silent_ && ::isatty(STDERR_FILENO) == 1; }
 
+bool Console::has_reader() const { return !quiet_ && !silent_ && ::isatty(STDOUT_FILENO) == 1; }
+
 void Console::result(std::string_view text) {
     if (!quiet_) print(text);
 }
@@ -232,6 +234,8 @@ void Console::complain(const Error& error) {
     const std::string_view cyan = colours ? "\x1b[36m" : "";
     const std::string_view plain = colours ? "\x1b[0m" : "";
     std::string text = fmt::format("safemap: {}error:{} {}\n", red, plain, printable(error.what()));
+    // The terminal has echoed ^C where the cursor was.
+    if (error.code() == Errc::cancelled && ::isatty(STDERR_FILENO) == 1) text.insert(0, 1, '\n');
     if (!error.hint().empty()) text += fmt::format("{}hint:{} {}\n", cyan, plain, printable(error.hint()));
     to_stderr(text);
 }

@@ -113,6 +113,8 @@ public:
     void silence(bool silent) noexcept;
     /// Returns true if progress may be shown: stderr is a terminal, and --quiet is not given.
     bool shows_progress() const;
+    /// Returns true if a person reads what is printed: stdout is a terminal, and --quiet is not given.
+    bool has_reader() const;
     /// Returns the line for progress. It is erased before anything else is printed.
     StatusLine& status() const noexcept { return *status_; }
 

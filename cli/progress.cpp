@@ -49,19 +49,19 @@ Monitor ProgressBar::monitor() {
     }};
 }
 
-bool ProgressBar::is_due() {
+bool ProgressBar::may_draw() {
     const auto now = Clock::now();
-    if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return false;
+    if (!enabled_ || !is_due() || now - drawn_ < 100ms) return false;
     drawn_ = now;
     return true;
 }
 
 void ProgressBar::show(std::string_view line) {
-    if (is_due()) line_.draw(line.substr(0, columns_of_terminal(STDERR_FILENO) - 1));
+    if (may_draw()) line_.draw(line.substr(0, columns_of_terminal(STDERR_FILENO) - 1));
 }
 
 void ProgressBar::show(const Progress& progress) {
-    if (!is_due()) return;
+    if (!may_draw()) return;
     // Leaves the last column free: some terminals wrap the line after writing there.
     line_.draw(progress_line(progress, columns_of_terminal(STDERR_FILENO) - 1));
 }

@@ -31,11 +31,13 @@ public:
     void show(std::string_view line);
     /// Returns a monitor that shows progress here, and cancels the work after a deferred signal.
     Monitor monitor();
+    /// Returns true once the work has taken `delay`.
+    bool is_due() const { return Clock::now() - start_ >= delay_; }
     /// Returns the seconds since construction.
     double seconds() const;
 
 private:
-    bool is_due();
+    bool may_draw();
     using Clock = std::chrono::steady_clock;
 
     StatusLine& line_;

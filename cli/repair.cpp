@@ -1,5 +1,6 @@
 // safemap repair: rewrites a non-conforming file as the reference implementation would write it.
 #include "command.hpp"
+#include "convert_report.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "signals.hpp"
@@ -70,10 +71,8 @@ private:
     }
 
     std::string as_text(const RepairReport& report) const {
-        std::string text =
-            fmt::format("{}: wrote {}, {}, {}; {} repaired\n", printable(out_),
-                        count_text(report.saved.tensors, "tensor"), count_text(report.saved.files.size(), "file"),
-                        bytes_text(report.saved.bytes_written), count_text(report.repairs.size(), "fault"));
+        std::string text = fmt::format("{}; {} repaired\n", saved_text(printable(in_), out_, "", report.saved),
+                                       count_text(report.repairs.size(), "fault"));
         for (const std::string& repair : report.repairs) text += fmt::format("  repaired {}\n", printable(repair));
         return text;
     }

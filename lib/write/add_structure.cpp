@@ -34,16 +34,18 @@ bool lists_in_order(const Checkpoint& opened, const FlatState& flat) {
 }
 
 /// Adds notes on what is lost without a document. Asks for a note on the order of the tensors if the files may change
-/// it.
+/// it, and it has a meaning: in the state of an optimizer, places are numbers of parameters. In a flat state dict, a
+/// tensor is found by its name alone.
 void note_losses(const Checkpoint& checkpoint, Input& input) {
     std::vector<std::string> lost = checkpoint::Origin::lost_without_structure(checkpoint);
     if (checkpoint::Origin::has_tree(checkpoint)) {
-        input.note_order = true;
+        input.note_order = !checkpoint::Origin::is_flat(checkpoint);
         if (checkpoint.format() != Format::torch) {
             FlatState flat = flatten(*checkpoint.tree());
-            input.note_order = lists_in_order(checkpoint::Origin::of(checkpoint), flat);
             lost = std::move(flat.lost_without_structure);
-            if (!input.note_order) lost.emplace_back(order_is_lost);
+            const bool in_order = lists_in_order(checkpoint::Origin::of(checkpoint), flat);
+            if (input.note_order && !in_order) lost.emplace_back(order_is_lost);
+            input.note_order = input.note_order && in_order;
         }
     }
     input.notes.insert(input.notes.end(), lost.begin(), lost.end());

@@ -7,6 +7,7 @@
 - The C++ of all pages, of the README's table and of the header comments compiles. A block that begins with #include is
   a whole program.
 - Links in the pages lead to files and headings that exist.
+- The notes that convert leaves out without --verbose are notes of the library.
 - CITATION.cff, and the pages with a version, have that of the program.
 """
 import pathlib
@@ -157,6 +158,16 @@ def separate_blocks(root, page):
     return code
 
 
+def informative_notes(root):
+    """Returns a fault for each note that convert leaves out, if no source has its words."""
+    table = (root / 'cli/convert_report.cpp').read_text(encoding='utf-8').partition('informative[] = {')[2]
+    parts = re.findall(r'^    "(.*)",', table.partition('};')[0], re.MULTILINE)
+    sources = ''.join(path.read_text(encoding='utf-8') for path in sorted((root / 'lib').rglob('*.cpp')))
+    sources = re.sub(r'"\s*"', '', sources)
+    assert len(parts) > 10, 'the table of convert_report.cpp was not found'
+    return [f'cli/convert_report.cpp: no note of lib/ has the words {part!r}' for part in parts if part not in sources]
+
+
 def versions(safemap, root):
     version = subprocess.run([safemap, '--version'], check=True, stdout=subprocess.PIPE).stdout.decode().split()[-1]
     minor = version.rpartition('.')[0]
@@ -253,7 +264,7 @@ def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + advanced_headers(root) + examples(root, compiler)
-    faults += links(root) + versions(safemap, root)
+    faults += links(root) + versions(safemap, root) + informative_notes(root)
     print('\n'.join(faults))
     return bool(faults)
 

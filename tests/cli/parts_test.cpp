@@ -4,6 +4,7 @@
 #include <safemap/advanced/text.hpp>
 
 #include "commands.hpp"
+#include "convert_report.hpp"
 #include "memory.hpp"
 #include "output.hpp"
 #include "parse.hpp"
@@ -380,6 +381,19 @@ TEST_SUITE("progress") {
     TEST_CASE("zero bytes are complete") {
         CHECK(progress_line({.stage = "loading"}, 60) == "loading 100%  0 B of 0 B  0 B/s  [########################]");
     }
+}
+
+TEST_CASE("notes that a person can act on are told from those that say how a file was read") {
+    for (const char* const note :
+         {"read the tag 'global_step500'", "read the checkpoint in model", "a.pt: allowed: tensor 'a': unknown field",
+          "1 dictionary has attributes (such as _metadata), for example ~root; only a structure document keeps this",
+          "config.json is copied without its quantization_config"})
+        CHECK_FALSE(is_actionable(note));
+    for (const char* const note :
+         {"the checkpoint has the parts model, optimizer; --root PART converts one of them",
+          "read the checkpoint in final; not read: other", "read a.safetensors; not read: optimizer.pt",
+          "'config.json' is not copied: it is a link out of the folder, to /etc/passwd", "anything new"})
+        CHECK(is_actionable(note));
 }
 
 TEST_CASE("the memory peak includes memory that was freed") {

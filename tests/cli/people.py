@@ -9,16 +9,18 @@ import os
 import pty
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 import unittest
 import zipfile
 
 import case
 from case import COMMANDS, SMALL, Case, environment
-from forged import floats, safetensors
+from forged import floats, safetensors, write_sparse
 
 WRITE_TEXTS = None
 
@@ -258,29 +260,117 @@ class SeveralShards(Case):
         self.assertEqual(self.leftovers(), self.before)
 
 
-class Terminals(Case):
-    def seen(self, columns, *words, **more):
-        """Returns the output on a terminal with so many columns."""
+class Terminal:
+    """A run of the program on a terminal of its own, which it can be controlled by."""
+
+    def __init__(self, test, columns, *words, **more):
         try:
-            ours, theirs = pty.openpty()
+            self.ours, theirs = pty.openpty()
         except OSError as error:
-            self.skipTest(f'no terminal to be had here: {error}')
+            test.skipTest(f'no terminal to be had here: {error}')
+        test.addCleanup(os.close, self.ours)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 25, columns, 0, 0))
-        process = subprocess.Popen([case.SAFEMAP, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=theirs,
-                                   stderr=theirs, env=environment(**more))
+        self.process = subprocess.Popen([case.SAFEMAP, *words], cwd=test.folder, stdin=theirs, stdout=theirs,
+                                        stderr=theirs, env=environment(**more), start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0))
         os.close(theirs)
+
+    def type(self, keys):
+        os.write(self.ours, keys)
+
+    def end(self):
+        """Waits for the end. Returns the exit code and all that was written."""
         text = b''
         while True:
             try:
-                block = os.read(ours, 4096)
+                block = os.read(self.ours, 4096)
             except OSError:  # the other end of the terminal is closed
                 break
             if not block:
                 break
             text += block
-        os.close(ours)
-        self.assertIn(process.wait(), (0, 1))
-        return text.decode().replace('\r\n', '\n')
+        return self.process.wait(), text.decode().replace('\r\n', '\n')
+
+
+def screen(text):
+    """Returns the lines that stay visible, without colours."""
+    lines = ['']
+    column = 0
+    for c in re.sub(r'\x1b\[[\d;]*m', '', text):
+        if c == '\n':
+            lines.append('')
+        elif c != '\r':
+            lines[-1] = lines[-1][:column] + c + lines[-1][column + 1:]
+        column = 0 if c in '\r\n' else column + 1
+    return [line.rstrip() for line in lines]
+
+
+class Terminals(Case):
+    def seen(self, columns, *words, **more):
+        """Returns the output on a terminal with so many columns."""
+        code, text = Terminal(self, columns, *words, **more).end()
+        self.assertIn(code, (0, 1))
+        return text
+
+    def held(self, *words):
+        """Returns a conversion of big.safetensors to the folder `out` that was stopped while it wrote, and whose first
+        second is over."""
+        for size in (1 << 27, 1 << 29, 1 << 31):
+            write_sparse(self.folder / 'big.safetensors', ['w'], size)
+            before = self.leftovers()
+            run = Terminal(self, 70, 'convert', 'big.safetensors', 'out', *words)
+            while run.process.poll() is None and self.leftovers() == before:
+                time.sleep(0.001)
+            run.process.send_signal(signal.SIGSTOP)
+            if run.process.poll() is None and not (self.folder / 'out').exists():
+                time.sleep(1.1)
+                return run
+            run.process.send_signal(signal.SIGCONT)
+            run.end()
+            shutil.rmtree(self.folder / 'out')
+        self.skipTest('this machine writes 2 GiB before it can be stopped')
+
+    def test_long_work_shows_its_plan_and_a_bar(self):
+        run = self.held('--rename', 's/no/x/')
+        run.process.send_signal(signal.SIGCONT)
+        code, text = run.end()
+        self.assertEqual(code, 0, text)
+        drawn = [line for line in re.split('[\r\n]', text) if line.startswith('converting ')]
+        self.assertTrue(drawn, text)
+        self.assertLess(max(map(len, drawn)), 70)
+        self.assertIn("\x1b[33m  note     --rename 's/no/x/': it changes no name\x1b[0m\n", text)
+        lines = screen(text)
+        self.assertEqual([line.partition(',')[0] for line in lines],
+                         ['big.safetensors → out: will write 1 tensor', lines[1], '  copied   1 tensor',
+                          "  note     --rename 's/no/x/': it changes no name", lines[4].partition(',')[0],
+                          'big.safetensors → out: 1 tensor', ''])
+        self.assertRegex(lines[1], '^  file     model.safetensors')
+        self.assertRegex(lines[4], '^  takes ')
+
+    def test_ctrl_c_in_long_work_leaves_nothing(self):
+        for words in ((), ('--quiet',)):
+            run = self.held(*words)
+            run.type(b'\x03')
+            run.process.send_signal(signal.SIGCONT)
+            code, text = run.end()
+            self.assertEqual(code, 130, text)
+            self.assertEqual(self.leftovers(), ['big.safetensors', 'small.safetensors'])
+            lines = screen(text)
+            self.assertEqual('  file' in text, not words, text)
+            self.assertNotIn('converting', ' '.join(lines))
+            self.assertIn(lines[-3].strip(), ('', '^C'))  # the bar may overwrite it
+            self.assertEqual(lines[-2:], ['safemap: error: save out/: cancelled on request', ''])
+
+    def test_short_work_prints_a_line_and_coloured_notes(self):
+        words = ('convert', 'small.safetensors', 'out', '--force', '--rename', 's/no such/x/')
+        text = self.seen(80, *words)
+        self.assertEqual([line[:40] for line in screen(text)],
+                         ['small.safetensors → out: 5 tensors, 1 fi', "  note     --rename 's/no such/x/': it c", ''])
+        self.assertIn('\x1b[33m  note ', text)
+        for more in ({'NO_COLOR': '1'}, {'TERM': 'dumb'}):
+            self.assertNotIn('\x1b', self.seen(80, *words, **more))
+        self.assertNotIn('\x1b', self.safemap(*words).out)
+        self.assertIn('will write 5 tensors', self.seen(80, *words, '--verbose'))
 
     @staticmethod
     def widest_row(text):

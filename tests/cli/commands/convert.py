@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -106,6 +107,43 @@ class Convert(Case):
         result = self.safemap('convert', 'small.safetensors', 'out', '--dtype', 'bf16')
         self.assertEqual((result.code, result.err), (0, ''))
         self.expect('convert', result.out)
+        self.expect('convert_verbose',
+                    self.safemap('convert', 'small.safetensors', 'out', '--dtype', 'bf16', '-vf').out)
+        short = self.safemap('convert', 'small.safetensors', 'copy/').out
+        self.assertRegex(short, r'^small\.safetensors → copy/: 5 tensors, 1 file, \d+ B in \d+\.\d\d s\n$')
+        (self.folder / 'more.safetensors').write_bytes(safetensors([('x', 'U8', [1], b'x')]))
+        many = self.safemap('convert', 'small.safetensors', 'more.safetensors', 'both').out
+        self.assertTrue(many.startswith('small.safetensors and 1 more → both: 6 tensors, '), many)
+
+    def test_only_notes_to_act_on_are_printed(self):
+        # Attributes of the dict and the hash of the old file are lost, which is in --verbose and JSON only.
+        shutil.copy(case.DATA / 'pt' / 'state_dict.pt', self.folder)
+        sshs = safetensors([('w', 'U8', [1], b'x')], {'sshs_model_hash': 'abc'})
+        (self.folder / 'sshs.safetensors').write_bytes(sshs)
+        for source in ('state_dict.pt', 'sshs.safetensors'):
+            words = ('convert', source, 'out', '--force', '--strip-prefix', 'no.')
+            notes = self.done(*words)['notes']
+            self.assertEqual(len(notes), 2, notes)
+            act = "--strip-prefix 'no.': no name begins with it"
+            informative = next(note for note in notes if note != act)
+            self.assertEqual(self.notes_in(self.safemap(*words).out), [act])
+            self.assertEqual(sorted(self.notes_in(self.safemap(*words, '-v').out)), sorted(notes))
+            self.assertEqual(sorted(self.notes_in(self.safemap(*words, '-n').out)), sorted(notes))
+            self.assertIn(informative, self.safemap(*words, '-v').out.partition(' → ')[2])
+
+    @staticmethod
+    def notes_in(text):
+        return [line.removeprefix('  note     ') for line in text.splitlines() if line.startswith('  note ')]
+
+    def test_many_skipped_tensors_are_counted(self):
+        names = [chr(ord('a') + i) * (i + 1) for i in range(25)]
+        (self.folder / 'odd.pt').write_bytes(torch_file({name: 'ComplexDoubleStorage' for name in names} |
+                                                        {'w': 'FloatStorage'}))
+        told = self.safemap('convert', 'odd.pt', 'out').out.splitlines()
+        self.assertEqual(len(told), 22)
+        self.assertEqual(told[-1], '  skipped  5 more; --verbose lists them')
+        told = self.safemap('convert', 'odd.pt', 'out', '-fv').out
+        self.assertEqual(told.count('  skipped  '), 25)
 
     def test_a_dry_run_writes_nothing_and_prints_the_plan(self):
         result = self.safemap('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--dry-run')
@@ -187,7 +225,7 @@ class Convert(Case):
             self.assertEqual(told['unaligned_tensors'], unaligned)
             offsets = [t['offset'] % 64 for t in self.done('inspect', f'{unaligned}.safetensors')['tensors']]
             self.assertEqual(len([offset for offset in offsets if offset]), unaligned)
-        text = self.safemap('convert', 'odd.safetensors', 'out', '--align', '4096', '--align-tensors').out
+        text = self.safemap('convert', 'odd.safetensors', 'out', '--align', '4096', '--align-tensors', '-v').out
         self.assertIn('\n  aligned  all but 2 tensors\n', text)
 
     def names(self, path):

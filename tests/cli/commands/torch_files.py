@@ -214,9 +214,9 @@ class Torch(Case):
         self.assertEqual(part['unreferenced_bytes'], whole['bytes_read'] - part['bytes_read'])
 
     def test_the_text_of_a_plan(self):
-        self.expect('convert_strided', self.safemap('convert', self.pt('strided.pt'), 'out.safetensors').out)
+        self.expect('convert_strided', self.safemap('convert', self.pt('strided.pt'), 'out.safetensors', '-v').out)
         result = self.safemap('convert', self.pt('odd_dtypes.pt'), 'out2.safetensors', '--dtype', 'bf16',
-                              '--allow-empty')
+                              '--allow-empty', '-v')
         self.expect('convert_odd_dtypes', result.out)
         self.assertEqual(self.safemap('convert', self.pt('tied.pt'), 'quiet', '--quiet').out, '')
 
