@@ -34,7 +34,7 @@ struct TrainingLayout {
 struct TrainingState {
     std::optional<std::uint64_t> step = {};        ///< steps of the optimizer
     std::optional<double> epoch = {};              ///< as the trainer counts; 1.5 is the middle of the second epoch
-    std::optional<double> learning_rate = {};      ///< that of the first group of parameters
+    std::optional<double> learning_rate = {};      ///< for the first group of parameters
     std::optional<double> loss_scale = {};         ///< the factor of mixed precision in fp16
     std::optional<std::uint64_t> world_size = {};  ///< ranks of the run, of all kinds of parallelism
 };

@@ -495,7 +495,7 @@ bool lacks_files(const FolderShape& shape) {
 /// The folders inside that hold a checkpoint, and what else is in them.
 struct Inside {
     FileNames found = {};
-    FileNames whole = {};  ///< those of `found` that no name says to be unfinished
+    FileNames whole = {};  ///< folders of `found` that no name says to be unfinished
     FileNames others = {};
     FileNames unfinished = {};
     FileNames optimizer = {};

@@ -108,7 +108,7 @@ struct Contents {
     std::vector<Unindexed> unindexed = {};      ///< verify() reports them
     Replicas replicas = {};                     ///< verify() compares them
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
-    TrainingState training = {};                ///< what files say of it that are not in the tree
+    TrainingState training = {};                ///< as far as values say it that are not in the tree
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
     /// Set if that state is a checkpoint in a folder of its own: its path. verify() reads it, too.

@@ -50,7 +50,7 @@ bool is_container(const StateTree::Node& node) {
            std::holds_alternative<StateTree::Opaque>(node);
 }
 
-/// Returns the value of a text key of a dictionary, or of an attribute of an object; no_node if there is none.
+/// Returns the value of a text key of a dictionary, or of an attribute of an object; else no_node.
 NodeId value_of(const StateTree& tree, NodeId at, std::string_view wanted) {
     if (const auto* const dict = std::get_if<StateTree::Dict>(&tree[at]))
         for (const auto& [key, value] : dict->items)
@@ -62,7 +62,7 @@ NodeId value_of(const StateTree& tree, NodeId at, std::string_view wanted) {
     return StateTree::no_node;
 }
 
-/// Returns the value of the first text key of a dictionary that begins and ends so; no_node if there is none.
+/// Returns the value of the first text key of a dictionary that begins and ends so; else no_node.
 /// torch.distributed.checkpoint may flatten the dictionary of an optimizer: "param_groups.embed.weight.lr".
 NodeId value_of_flat(const StateTree& tree, NodeId at, std::string_view begin, std::string_view end) {
     if (const auto* const dict = std::get_if<StateTree::Dict>(&tree[at]))
@@ -138,7 +138,7 @@ template <class Fits> NodeId first_below(const StateTree& tree, NodeId from, std
     return StateTree::no_node;
 }
 
-/// The first entry of a list or dictionary; no_node if there is none.
+/// Returns the first item of a list; no_node for an empty one. Returns any other node itself.
 NodeId first_entry(const StateTree& tree, NodeId at) {
     if (at == StateTree::no_node) return at;
     if (const auto* const list = std::get_if<StateTree::Sequence>(&tree[at]))

@@ -81,8 +81,8 @@ void set_training_dtypes(const Checkpoint& checkpoint, const SaveOptions& option
     if (kept.tensors > 0)
         input.notes.push_back(
             counted(kept.tensors, "tensor") + " of the optimizer's state, " + safemap::quoted(kept.first) + " first, " +
-            (kept.tensors == 1 ? "keeps its" : "keep their") +
-            " dtype; --dtype-optimizer D (SaveOptions::optimizer_dtype) casts " + (kept.tensors == 1 ? "it" : "them"));
+            (kept.tensors == 1 ? "keeps its dtype" : "keep their dtypes") +
+            "; --dtype-optimizer D (SaveOptions::optimizer_dtype) casts " + (kept.tensors == 1 ? "it" : "them"));
     for (const auto& [to, tensors] : narrowed)
         input.notes.push_back(counted(tensors.tensors, "F64 tensor is", "F64 tensors are") + " cast to " +
                               std::string(name(to)) + ", " + safemap::quoted(tensors.first) +

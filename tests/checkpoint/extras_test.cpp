@@ -273,7 +273,7 @@ TEST_CASE("hostile files around a training folder are left out, with a note") {
           "'tokenizer.json' is not copied: it is a link out of the folder, to ", "'vocab.json' is not copied: it has ",
           "'adapter_config.json' is not copied: it is a folder"})
         CHECK(mentions(extras.notes, note));
-    // What is found elsewhere is not noted.
+    // A file that is found elsewhere is not noted.
     fs::create_directory(dir / "run/save/huggingface");
     dir.write("run/save/huggingface/config.json", "good");
     const Extras found = Checkpoint::open(dir / "run/save").extras();

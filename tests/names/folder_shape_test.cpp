@@ -357,7 +357,7 @@ TEST_CASE("in the cache of a model hub, refs/main names the snapshot") {
         {{"refs/main=0a1b\nffff", first, second}, Kind::bad_tag, {"refs/main"}},
         {{"refs/main=main", first}, Kind::bad_tag, {"refs/main"}},
         {{"refs/main=" + std::string(5000, 'a'), first}, Kind::bad_tag, {"refs/main"}},
-        {{first}, Kind::nothing, {}},  // snapshots/ alone are no cache
+        {{first}, Kind::nothing, {}},  // a hub's cache has more folders
         {{"models--a--b/" + first, "models--a--b/refs/main=0a1b"}, Kind::folder, {"models--a--b"}},
         {{"models--a--b/" + first, "models--a--b/blobs/x", "models--c--d/" + first, "models--c--d/blobs/x",
           "datasets--e--f/" + first, "datasets--e--f/blobs/x"},

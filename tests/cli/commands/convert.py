@@ -592,20 +592,25 @@ class Extras(Case):
                 file.unlink()
             (self.folder / 'out').rmdir()
 
+    def test_a_file_of_a_usual_name_has_those_of_the_model(self):
+        model = ['config.json', 'merges.txt', 'spiece.model', 'tokenizer.json']
+        self.assertEqual(self.done('convert', 'in/model.safetensors.index.json', 'out')['copied'], model)
+        self.assertEqual(self.done('convert', 'in/model.safetensors.index.json', 'x', '--no-extras')['copied'], [])
+        shards = sorted(str(path) for path in (self.folder / 'in').glob('*.safetensors'))
+        self.assertEqual(self.done('convert', *shards, 'together')['copied'], model)
+        (self.folder / 'in' / 'config.json').unlink()
+        self.assertEqual(self.done('convert', *shards, 'without')['copied'], [])
+
     def test_other_conversions_copy_none(self):
         self.assertEqual(self.done('convert', 'in', 'plain', '--no-extras')['copied'], [])
         self.assertEqual(self.done('convert', 'in', 'out.safetensors')['copied'], [])
-        for source in ('small.safetensors', 'in/model.safetensors.index.json'):
-            told = self.done('convert', source, 'out')
-            self.assertEqual((told['copied'], sorted(self.files('out'))), ([], sorted(told['files'])))
-            for file in (self.folder / 'out').iterdir():
-                file.unlink()
-            (self.folder / 'out').rmdir()
+        told = self.done('convert', 'small.safetensors', 'out')
+        self.assertEqual((told['copied'], sorted(self.files('out'))), ([], sorted(told['files'])))
         # A single file of weights in a folder may have any name.
         (self.folder / 'some').mkdir()
         (self.folder / 'small.safetensors').rename(self.folder / 'some' / 'weights.safetensors')
         (self.folder / 'some' / 'config.json').write_text('{}')
-        self.assertEqual(self.done('convert', 'some', 'out')['copied'], [])
+        self.assertEqual(self.done('convert', 'some', 'other')['copied'], [])
 
     def test_a_dry_run_lists_them(self):
         self.assertEqual(self.done('convert', 'in', 'out', '--dry-run')['copied'], self.EXTRAS)
@@ -659,3 +664,55 @@ class Extras(Case):
         self.assertEqual(told['copied'], self.EXTRAS)
         self.assertIn("'vocab.json' is not copied: it has 67108865 bytes, more than 67108864 bytes", told['notes'])
         self.assertNotIn('vocab', ' '.join(self.done('convert', 'in', 'out.safetensors')['notes']))
+
+
+class Runs(Case):
+    """Folders of a run: what a training leaves, and the cache of a model hub."""
+
+    def small(self, folder):
+        (self.folder / folder).mkdir(parents=True)
+        shutil.copy(self.folder / 'small.safetensors', self.folder / folder / 'model.safetensors')
+
+    def test_the_newest_save_of_a_run_is_in_the_hint(self):
+        for number in (100, 1000, 200):
+            self.small(f'run/checkpoint-{number}')
+        self.small('run/best')
+        error = self.refused('several_models', 2, 'inspect', 'run')
+        self.assertEqual(error['hint'], 'give one of them; the newest is run/checkpoint-1000')
+
+    def test_a_run_with_one_save_opens_and_its_configuration_is_copied(self):
+        shutil.copytree(case.DATA / 'reports' / 'verl_actor_folder', self.folder / 'run' / 'global_step_7')
+        for name in ('config.json', 'vocab.json'):
+            (self.folder / 'run' / name).write_text(name)
+        told = self.done('convert', 'run', 'out', '--optimizer')
+        self.assertEqual(told['copied'], ['config.json', 'tokenizer.json', 'vocab.json'])
+        inner = self.folder / 'run' / 'global_step_7' / 'huggingface' / 'config.json'
+        self.assertEqual((self.folder / 'out' / 'config.json').read_bytes(), inner.read_bytes())
+        self.assertIn('another one is nearer', ' '.join(told['notes']))
+        self.assertEqual(self.done('inspect', 'run')['training'], {'step': 2, 'learning_rate': 0.01, 'world_size': 2})
+        self.assertIn('training: step 2, learning rate 0.01, 2 ranks\n', self.safemap('inspect', 'run').out)
+
+    def test_the_cache_of_a_hub_opens_by_its_reference(self):
+        self.small('models--a--b/snapshots/0a1b')
+        self.small('models--a--b/snapshots/ffff')
+        (self.folder / 'models--a--b' / 'refs').mkdir()
+        main = self.folder / 'models--a--b' / 'refs' / 'main'
+        self.refused('several_models', 2, 'inspect', 'models--a--b')
+        main.write_text('ffff\n')
+        self.assertIn('snapshots/ffff', ' '.join(self.done('inspect', 'models--a--b')['notes']))
+        main.write_text('0123')
+        self.refused('shard_missing', 1, 'inspect', 'models--a--b')
+        for hostile in ('../../etc', '/etc', 'ffff\nffff', '', 'a' * 5000):
+            main.write_text(hostile)
+            self.refused('bad_tag', 1, 'inspect', 'models--a--b')
+
+    def test_dtype_leaves_the_optimizer_as_it_is(self):
+        train = str(case.DATA / 'pt' / 'train_gpt.pt')
+        told = self.done('convert', train, 'out', '--dtype', 'bf16')
+        self.assertEqual(told['cast']['F32->BF16']['tensors'], 28)
+        self.assertIn("84 tensors of the optimizer's state, 'optimizer/state/0/step' first, keep their dtypes; "
+                      '--dtype-optimizer D (SaveOptions::optimizer_dtype) casts them', told['notes'])
+        told = self.done('convert', train, 'all', '--dtype', 'bf16', '--dtype-optimizer', 'f16')
+        self.assertEqual({key: cast['tensors'] for key, cast in told['cast'].items()},
+                         {'F32->BF16': 28, 'F32->F16': 84})
+        self.refused('invalid_argument', 2, 'convert', train, 'x', '--dtype-optimizer', 'q4')
