@@ -9,7 +9,7 @@ import unittest
 import case
 from commands.every import EveryCommand
 from commands.inspect import Inspect
-from commands.convert import Convert, Extras
+from commands.convert import Convert, Extras, Runs
 from commands.edit import Edit, Repair
 from commands.verify import Verify, Deflated
 from commands.diff import Diff, DiffTolerance

@@ -689,8 +689,8 @@ class Runs(Case):
         inner = self.folder / 'run' / 'global_step_7' / 'huggingface' / 'config.json'
         self.assertEqual((self.folder / 'out' / 'config.json').read_bytes(), inner.read_bytes())
         self.assertIn('another one is nearer', ' '.join(told['notes']))
-        self.assertEqual(self.done('inspect', 'run')['training'], {'step': 2, 'learning_rate': 0.01, 'world_size': 2})
-        self.assertIn('training: step 2, learning rate 0.01, 2 ranks\n', self.safemap('inspect', 'run').out)
+        self.assertEqual(self.done('inspect', 'run')['training'], {'step': 1, 'learning_rate': 0.01, 'world_size': 2})
+        self.assertIn('training: step 1, learning rate 0.01, 2 ranks\n', self.safemap('inspect', 'run').out)
 
     def test_the_cache_of_a_hub_opens_by_its_reference(self):
         self.small('models--a--b/snapshots/0a1b')
