@@ -195,9 +195,22 @@ bool asks_for_json(int argc, char** argv) {
     return false;
 }
 
+/// Returns what to do about a path that does not exist, but means something in another place; empty for any other path.
+std::string hint_of_path(std::string_view path) {
+    if (path.empty()) return "the path is empty: a variable of the shell may not be set";
+    if (path == "-")
+        return "stdin is not supported, because a checkpoint is not read in order: give a file or a folder";
+    if (path.starts_with('~')) return "the shell has not replaced the '~': write it without quotes, or use $HOME";
+    if (path.find("://") != path.npos) return "safemap reads files of this machine: download it first";
+    const bool is_id = path.front() != '.' && path.front() != '/' && std::count(path.begin(), path.end(), '/') == 1 &&
+                       path.find_first_of("*?[") == path.npos;
+    std::error_code ignored;
+    if (!is_id || std::filesystem::exists(std::filesystem::path(path).parent_path(), ignored)) return {};
+    return fmt::format("a model of the Hugging Face hub must be downloaded first: hf download {}", shell_word(path));
+}
+
 int fail(Console& console, Error error) {
-    if (error.path() == "-" && error.code() == Errc::path_not_found)
-        error.with_hint("stdin is not supported, because a checkpoint is not read in order: give a file or a folder");
+    if (error.code() == Errc::path_not_found) error.with_hint(hint_of_path(error.path()));
     console.error(error);
     return exit_code(error.code());
 }

@@ -59,6 +59,7 @@ Place::Place(const std::filesystem::path& path, bool follow) : target(without_sl
     const int number = errno;
     Error error = system_error(number, "open the folder to save in");
     error.with_path(without_slashes(folder));
+    if (target.find("://") != std::string::npos) error.with_hint("safemap writes to folders of this machine");
     if (number == ENOENT) error.with_hint("mkdir -p " + shell_word(without_slashes(folder)));
     if (number == ENOTDIR) error.with_hint("it is a file, or below one: save to another folder");
     throw error;
@@ -72,10 +73,12 @@ bool Place::status(struct stat& found) const {
 
 void Place::require_absent() const {
     struct stat found = {};
-    if (status(found))
-        throw Error(Errc::already_exists, "already exists and is not overwritten")
-            .with_path(target)
-            .with_hint("--force (SaveOptions::overwrite) replaces it");
+    if (!status(found)) return;
+    if (!S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode) && !S_ISLNK(found.st_mode))
+        throw Error(Errc::already_exists, "it is neither a file nor a folder, and is not replaced").with_path(target);
+    throw Error(Errc::already_exists, "already exists and is not overwritten")
+        .with_path(target)
+        .with_hint("--force (SaveOptions::overwrite) replaces it");
 }
 
 std::string text_of_whole(const struct stat& status) {

@@ -213,6 +213,8 @@ constexpr Row torch_file(Fits& fits, Content content, FileReader read, std::stri
     return {fits, {}, 0, looks_like, {}, content, Format::torch, "torch", read};
 }
 
+constexpr std::string_view cut_safetensors = "a safetensors file that ends inside its header";
+
 constexpr Row rows[] = {
     foreign(is_empty, "an empty file", interrupted),
     {is_safetensors, {}, 0, {}, {}, Content::safetensors, Format::safetensors, "safetensors", read_safetensors},
@@ -283,6 +285,22 @@ Sniffed sniff(const Source& source) {
         return as_told(*row);
     if (source.size() < 8) return {.looks_like = "a file of " + bytes_text(source.size())};
     return {};
+}
+
+Error described(const Error& error, const Source& source, Content wanted, std::string_view expected) {
+    const Sniffed sniffed = sniff(source);
+    const bool is_length = error.code() == Errc::header_too_large || error.code() == Errc::header_past_end;
+    std::string is = sniffed.looks_like;
+    if (sniffed.content == Content::zip) is = "a zip, as torch.save writes";
+    if (sniffed.content == Content::safetensors) is = "a safetensors file";
+    if (sniffed.content == wanted || (is.empty() && !is_length)) return error;
+    if (is.empty()) is = "a file of no known format";
+    std::string message = "this is " + is + "; expected " + std::string(expected);
+    if (is == cut_safetensors) message = error.message() + "; this is " + is;
+    if (sniffed.read != nullptr && sniffed.content != Content::safetensors)
+        message += "; under a name that ends in .pt it opens as what it is";
+    Error known(error.code(), std::move(message));
+    return std::move(known.with_path(error.path()).with_hint(sniffed.hint).with_hint(error.hint()));
 }
 
 Sniffed recognise(const Source& source) {

@@ -33,8 +33,6 @@ struct Sniffed {
     FileReader read = nullptr;  ///< null: safemap does not read it
 };
 
-/// The description of a file of safetensors that is truncated.
-inline constexpr std::string_view cut_safetensors = "a safetensors file that ends inside its header";
 /// The hint for a file that is truncated.
 inline constexpr std::string_view interrupted =
     "a download or a copy may not have finished: compare the size with that of the original";
@@ -43,7 +41,10 @@ inline constexpr std::string_view interrupted =
 /// A header length inside the file, followed by a `{` (after whitespace), means safetensors before anything else is
 /// tried.
 Sniffed sniff(const Source& source);
-/// Does the same, except that a name that ends in ".safetensors" means safetensors, whatever the content.
+/// Returns the error of a file whose name says `wanted`, in words `expected`. If the content is of another kind, the
+/// message says which one, and shows nothing of it.
+Error described(const Error& error, const Source& source, Content wanted, std::string_view expected);
+/// Does the same as sniff(), except that a name that ends in ".safetensors" means safetensors, whatever the content.
 Sniffed recognise(const Source& source);
 /// Returns true if a file is an index: by name, so that a damaged index is reported as one, else by content, whatever
 /// the name.

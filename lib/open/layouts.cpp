@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -104,6 +105,12 @@ std::string with_kind(const Folder& folder, const std::string& name) {
     return kind.empty() ? name : name + " (" + kind + ')';
 }
 
+/// Returns true for the name that a program gives a file while it downloads it.
+bool is_download(std::string_view name) {
+    constexpr std::string_view endings[] = {".incomplete", ".part", ".crdownload", ".aria2", ".download"};
+    return std::any_of(std::begin(endings), std::end(endings), [=](auto ending) { return name.ends_with(ending); });
+}
+
 /// Adds a hint about a name that has no regular file.
 void hint_at_kind(Error& error, const Folder& folder, const std::string& name) {
     const bool is_link = folder.other_kind(name).find("link") != std::string::npos;
@@ -179,6 +186,10 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
     if (!deeper.empty()) error.with_hint("give the folder of a checkpoint in it: " + listed(deeper));
     const auto other = std::find_if(others.begin(), others.end(), names_model);
     if (other != others.end()) hint_at_kind(error, folder, *other);
+    if (std::any_of(names.files.begin(), names.files.end(), is_download))
+        error.with_hint("a download has not finished: start it again");
+    if (std::any_of(names.files.begin(), names.files.end(), names::is_foreign_weights))
+        error.with_hint("safemap reads weights of PyTorch and safetensors, and no other framework's");
     throw error;
 }
 

@@ -37,23 +37,15 @@ public:
     Recognise(FaultSink& next, const Source& source) : next_(next), source_(source) {}
 
     void fault(Error error) override {
-        next_.fault(is_of_header(error.code()) ? recognised(std::move(error)) : std::move(error));
+        next_.fault(is_of_header(error.code())
+                        ? described(error, source_, Content::safetensors, "safetensors, because of its name")
+                        : error);
     }
 
 private:
     static bool is_of_header(Errc code) {
         return code == Errc::header_too_short || code == Errc::header_too_large || code == Errc::header_past_end ||
                code == Errc::header_not_utf8 || code == Errc::header_not_json;
-    }
-    Error recognised(Error error) const {
-        const Sniffed sniffed = sniff(source_);
-        if (sniffed.content == Content::safetensors) return error;
-        const std::string is = sniffed.content == Content::zip ? "a zip, as torch.save writes" : sniffed.looks_like;
-        std::string message = "this is " + (is.empty() ? "a file of no known format" : is);
-        if (is != cut_safetensors) message += "; expected safetensors, because of its name";
-        if (sniffed.read != nullptr) message += "; under a name that ends in .pt it opens as what it is";
-        Error known(error.code(), std::move(message));
-        return std::move(known.with_hint(sniffed.hint).with_hint(error.hint()));
     }
 
     FaultSink& next_;

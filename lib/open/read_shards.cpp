@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "names/model_names.hpp"
+#include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
 #include "safetensors/index.hpp"
@@ -30,6 +31,20 @@ struct Shard {
     bool missing = false;
     std::string found = {};  // the kind of what has a missing shard's name: "a broken link"
     bool beside = false;     // a shard of the same set as others, which the index does not name
+};
+
+/// A sink that says what an index is that is not JSON.
+class IndexFaults final : public FaultSink {
+public:
+    IndexFaults(FaultSink& next, const Source& index) : next_(next), index_(index) {}
+    void fault(Error error) override {
+        const bool is_other = error.code() == Errc::index_not_json;
+        next_.fault(is_other ? described(error, index_, Content::json, "an index, because of its name") : error);
+    }
+
+private:
+    FaultSink& next_;
+    const Source& index_;
 };
 
 /// Returns the shards that have a tensor, by file name.
@@ -251,7 +266,8 @@ void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Conten
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source,
                      const OpenOptions& options, FaultSink& faults) {
     PathSink with_path(faults, index_source->name());
-    const Index index = safetensors::read_index(*index_source, with_path);
+    IndexFaults index_faults(with_path, *index_source);
+    const Index index = safetensors::read_index(*index_source, index_faults);
     std::vector<Shard> shards = shards_of(index);
     add_shards_beside(folder, index, shards);
     auto found = read_each(shards.size(), options.work,

@@ -61,8 +61,14 @@ class FileReader {
 public:
     FileReader(const std::shared_ptr<const Source>& source, std::string name, const OpenOptions& options, Found& found)
         : source_(source), name_(std::move(name)), found_(found) {
-        ThrowFirst faults;
-        header_ = safetensors::read_header(*source, safetensors::Rules::repair, options.max_header_bytes, faults);
+        const auto add = [](Error& error) {
+            if (error.code() == Errc::header_too_large || error.code() == Errc::header_past_end)
+                error.with_hint("safemap inspect says what the file is; convert reads files of other formats");
+        };
+        adding(add, [&] {
+            ThrowFirst faults;
+            header_ = safetensors::read_header(*source, safetensors::Rules::repair, options.max_header_bytes, faults);
+        });
     }
 
     const safetensors::Header& header() const noexcept { return header_; }

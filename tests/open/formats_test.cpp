@@ -161,7 +161,8 @@ TEST_CASE("a file named .safetensors is read as safetensors, whatever its conten
     refused("nothing in particular", Errc::header_too_large, "this is a text file", true);
     refused("var x = {}", Errc::header_too_large, "this is a text file", true);
     refused(std::string(64, '\0'), Errc::header_not_json, "zeros", true);
-    refused("\3\0\0\0\0\0\0\0abcd"s, Errc::header_not_json, "no known format", false);
+    refused("\3\0\0\0\0\0\0\0abcd"s, Errc::header_not_json, "", false);
+    refused("\x93\xfe" + std::string(20, '\x90'), Errc::header_too_large, "no known format", false);
     // The length is shown where there is a header.
     refused(forge::safetensors_claiming(200'000'000, "{}"), Errc::header_too_large, "ends inside its header", true);
 }

@@ -114,7 +114,6 @@ class Messages(Case):
                 ('PDF', b'%PDF-1.7\n' + SECRET, False), ('.npz', (self.folder / 'x.npz').read_bytes(), False),
                 ('empty file', b'', True), ('zeros', bytes(1000), True),
                 ('no known format', bytes([0x93, 0x12, 0xfe, 0x88]) + SECRET, False),
-                ('no known format', bytes([9] + [0] * 7) + SECRET, False),
                 ('no known format', struct.pack('<Q', 1000) + SECRET, False)]
         for what, content, hint in rows:
             for name in ('x.safetensors', 'x.bin'):
@@ -131,6 +130,23 @@ class Messages(Case):
                         self.assertNotIn(str(int.from_bytes(content[:8], 'little')) if content[:1] > b'\t' else '#',
                                          result.out)
                     self.assertIn(what, self.safemap('verify', name).out)
+
+    def test_an_index_that_is_none_is_named(self):
+        for what, content in [('git-lfs pointer', b'version https://git-lfs.github.com/spec/v1\noid sha256:0\n'),
+                              ('web page', b'<html>' + SECRET), ('a text file', SECRET), ('empty file', b''),
+                              ('a safetensors file', (self.folder / 'small.safetensors').read_bytes())]:
+            self.file('in/model.safetensors.index.json', content)
+            error = self.refused('index_not_json', 1, 'inspect', 'in')
+            self.assert_told(error, what, 'expected an index')
+            self.assertNotIn('hunter2', str(error))
+        self.file('in/model.safetensors.index.json', b'{"weight_map": {')
+        self.assert_told(self.refused('index_not_json', 1, 'inspect', 'in'), 'not JSON')
+
+    def test_a_folder_of_what_is_not_read_has_a_hint(self):
+        for name, hint in [('model.gguf', 'no other framework'), ('tf_model.h5', 'no other framework'),
+                           ('model.safetensors.incomplete', 'a download has not finished')]:
+            self.file(f'of-{name}/{name}', b'x')
+            self.assert_told(self.refused('not_a_checkpoint', 1, 'inspect', f'of-{name}'), name, hint)
 
     def test_a_file_that_ends_too_early_has_a_hint(self):
         torch_file = (case.DATA / 'pt' / 'flat.pt').read_bytes()
@@ -235,6 +251,16 @@ class Messages(Case):
         for words in (('inspect', '-'), ('verify', '-'), ('convert', '-', 'out'), ('diff', '-', 'small.safetensors')):
             self.assert_told(self.refused('path_not_found', 2, *words), 'stdin is not supported')
         self.assert_told(self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-'), 'stdout')
+        for path, hint in [('hf://gpt2', 'download it first'), ('meta-llama/Llama-3', 'hf download meta-llama/Llama-3'),
+                           ('~/model', "'~'"), ('', 'the path is empty')]:
+            self.assert_told(self.refused('path_not_found', 2, 'inspect', path), hint)
+        error = self.refused('path_not_found', 2, 'convert', 'small.safetensors', 's3://bucket/out')
+        self.assert_told(error, 'folders of this machine')
+        os.mkfifo(self.folder / 'pipe')
+        error = self.refused('already_exists', 2, 'convert', 'small.safetensors', 'pipe')
+        self.assert_told(error, 'neither a file nor a folder')
+        error = self.refused('header_past_end', 1, 'repair', self.file('t.bin', struct.pack('<Q', 99) + b'xx'), 'out')
+        self.assert_told(error, 'safemap inspect says what the file is')
         for out in ('no/such folder/out', 'no/such folder/out.safetensors'):
             error = self.refused('path_not_found', 2, 'convert', 'small.safetensors', out)
             self.assertEqual(error['hint'], "mkdir -p 'no/such folder'")
