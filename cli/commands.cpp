@@ -138,6 +138,7 @@ CommandHelp describe(const CommandRow& row) {
         OptionHelp shown = help_of(*option);
         if (option->get_positional()) {
             shown.name = option->get_name(true);
+            shown.group.clear();
             shown.words = words_of(shown.name);
             help.arguments.push_back(std::move(shown));
         } else {

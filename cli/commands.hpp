@@ -33,7 +33,7 @@ std::unique_ptr<CLI::App> parser_of(const CommandRow& row, Command& command);
 struct OptionHelp {
     std::string name;                ///< "--dtype", "IN...", or "-o" of an option without a long name
     std::string short_name;          ///< "-h", or empty
-    std::string group;               ///< the title above it
+    std::string group;               ///< the title above it; empty for an argument
     std::string value;               ///< "D"; empty for a flag
     std::string text;                ///< description
     std::vector<std::string> words;  ///< accepted values, if only a few are possible

@@ -62,7 +62,10 @@ std::string roff(std::string_view text) {
 
 std::string roff_options(const std::vector<OptionHelp>& options) {
     std::string text;
+    std::string_view group;
     for (const OptionHelp& option : options) {
+        if (option.group != group) text += fmt::format(".PP\n{}:\n", roff(option.group));
+        group = option.group;
         text += ".TP\n";
         if (!option.short_name.empty()) text += fmt::format("\\fB{}\\fR, ", roff(option.short_name));
         text += fmt::format("\\fB{}\\fR", roff(option.name));

@@ -524,6 +524,8 @@ class Convert(Case):
         command = hint.split('; to continue: ')[1]
         done = subprocess.run(['bash', '-c', command], cwd=self.folder, capture_output=True, check=False, timeout=120)
         self.assertEqual(done.returncode, 0, (command, done.stderr))
+        if not json_wanted:
+            self.assertRegex(done.stdout.decode(), rf' s; {len(kept)} files already finished\n')
         if json_wanted:
             report = json.loads(done.stdout)
             self.assertEqual(sorted(report['resumed']), sorted(kept))
