@@ -83,7 +83,8 @@ std::string run_text(const Around& around) {
     return text;
 }
 
-/// Parts of notes that say only how a file was read. Every other note is one that a person can act on.
+/// Parts of notes, and of reasons why objects are skipped, that say only how a file was read. A person can act on every
+/// other one.
 constexpr std::string_view informative[] = {
     "read the tag ",
     "the state of the optimizer is in ",  // the skipped optimizer says so, too
@@ -108,6 +109,11 @@ constexpr std::string_view informative[] = {
     " is copied without its ",
     " is not copied: it describes the quantisation",
     "so copied files keep what they say of the quantisation",
+    // Objects.
+    "a whole module: its parameters and persistent buffers are kept",
+    "a NumPy array of a subclass; it is kept as a plain array",
+    "; it is kept in the dtype that it has on the CPU",
+    "which are written as their values (apply_scales)",
 };
 
 std::string notes_text(const std::vector<std::string>& notes, bool all) {
@@ -120,18 +126,20 @@ std::string notes_text(const std::vector<std::string>& notes, bool all) {
 std::string skipped_text(const SaveReport& saved, const Around& around) {
     constexpr std::size_t most = 20;
     std::vector<Foldable> skipped;  // a model may have thousands of scales
+    const bool all = around.verbose || around.dry_run;
     for (const SkippedObject& object : around.all_skipped(saved))
-        skipped.push_back({.name = object.name, .kind = object.why});
+        if (all || is_actionable(object.why)) skipped.push_back({.name = object.name, .kind = object.why});
     const std::vector<Folded> groups = fold(skipped);
-    const bool all = around.verbose || around.dry_run || groups.size() <= most;
+    const std::size_t shown = all || groups.size() <= most ? groups.size() : most;
     std::string text;
-    for (std::size_t i = 0; i < (all ? groups.size() : most); ++i) {
+    for (std::size_t i = 0; i < shown; ++i) {
         const Folded& group = groups[i];
         const std::string times = group.count > 1 ? ' ' + group.times() : std::string();
         text +=
             warned(fmt::format("  skipped  {}{}: {}", printable(group.name()), times, printable(group.kind))) + '\n';
     }
-    if (!all) text += warned(fmt::format("  skipped  {} more; --verbose lists them", groups.size() - most)) + '\n';
+    if (shown < groups.size())
+        text += warned(fmt::format("  skipped  {} more; --verbose lists them", groups.size() - shown)) + '\n';
     return text;
 }
 

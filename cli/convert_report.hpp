@@ -51,8 +51,8 @@ std::string outcome_text(const SaveReport& saved, const Around& around, const st
 /// Returns "model.pt → out/: 113 tensors, 2 files, 658.7 kB", for example with "would write " before the numbers.
 std::string saved_text(const std::string& from, const std::string& out, std::string_view verb, const SaveReport& saved);
 
-/// Returns true if a person can act on a note of the library: choose another option or file, or look at one. All others
-/// say how a file was read; they are in the plan of --verbose, and in the JSON.
+/// Returns true if a person can act on a note of the library, or on a reason why an object is skipped: choose another
+/// option or file, or look at one. All others say how a file was read; --verbose prints them, and JSON has them.
 bool is_actionable(std::string_view note);
 
 }  // namespace safemap::cli

@@ -98,7 +98,8 @@ class Convert(Case):
         layers = [(f'l.{i}.{name}', *rest) for i in range(3) for name, *rest in (
             ('weight', 'F8_E4M3', [1, 2], b'\x38\xb8'), ('weight_scale', 'F32', [1], floats(3)))]
         (self.folder / 'layers.safetensors').write_bytes(safetensors(layers))
-        text = self.safemap('convert', 'layers.safetensors', 'folded', '--apply-scales').out
+        self.assertNotIn('skipped', self.safemap('convert', 'layers.safetensors', 'asked', '--apply-scales').out)
+        text = self.safemap('convert', 'layers.safetensors', 'folded', '--apply-scales', '-v').out
         self.assertEqual([line for line in text.splitlines() if 'skipped' in line],
                          ['  skipped  l.{0..2}.weight_scale x 3: describes quantised tensors, which are written as '
                           'their values (apply_scales)'])
