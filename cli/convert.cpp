@@ -1,7 +1,7 @@
 // safemap convert: one open, one save. From top to bottom:
 //   - Convert::declare(): the options, stored in SaveOptions.
-//   - Convert::run(): opens IN, selects, renames and saves to OUT. The plan is printed before the first byte is
-//     written, the outcome after the last.
+//   - Convert::run(): opens IN, selects, renames and saves to OUT, and prints the report of convert_report.hpp.
+//   - print_plan(): the plan, if it is printed before the outcome.
 //   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
 //   - open_in() and add_optimizer(): IN, and the state of its optimizer for --optimizer.
 //   - known_before(), note_parts(), as_written(), dtype_of(): notes, skipped objects, --keep-dtype and --dtype-of, by
@@ -130,28 +130,12 @@ public:
         if (optimizer_) add_optimizer(in, around);
         options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
-        // On a terminal, the plan appears with the progress bar: after a second.
-        std::string plan;
-        const auto announce = [&] {
-            if (!plan.empty()) console.announce(std::exchange(plan, {}));
-            around.planned = true;
-        };
-        if (!console.json() && !around.dry_run && (verbose_ || console.has_reader()))
-            options_.on_plan = [&](const SaveReport& planned) {
-                around.peak_anon_bytes = memory.bytes();
-                around.planned_notes = planned.notes.size();
-                plan = plan_text(planned, around, out_, options_.align_tensors);
-                if (verbose_) announce();
-            };
-        const Monitor progress{.on_progress = [&, show = bar.monitor().on_progress](const Progress& now) {
-            if (!plan.empty() && bar.is_due()) announce();
-            return show(now);
-        }};
+        const Monitor monitor = print_plan(console, bar, memory, around);
         if (!keep_.empty()) options_.keep_dtype = selection_of(keep_);
         for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen));
         // A signal that comes when the save commits is too late: OUT is complete, and the report says so.
         std::optional<DeferSignals> deferred(std::in_place);
-        const SaveReport saved = save_model(chosen, model, progress);
+        const SaveReport saved = save_model(chosen, model, monitor);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
         output_begins();
@@ -164,6 +148,26 @@ public:
     }
 
 private:
+    /// Makes the save print its plan: with --verbose before it writes, on a terminal with the progress bar, after a
+    /// second. Returns the monitor of the save. The arguments must outlive it.
+    Monitor print_plan(Console& console, ProgressBar& bar, MemoryPeak& memory, Around& around) {
+        const auto announce = [this, &console, &around] {
+            console.announce(std::exchange(plan_, {}));
+            around.planned = true;
+        };
+        if (!console.json() && !around.dry_run && (verbose_ || console.has_reader()))
+            options_.on_plan = [this, announce, &memory, &around](const SaveReport& planned) {
+                around.peak_anon_bytes = memory.bytes();
+                around.planned_notes = planned.notes.size();
+                plan_ = plan_text(planned, around, out_, options_.align_tensors);
+                if (verbose_) announce();
+            };
+        return {.on_progress = [this, announce, &bar, show = bar.monitor().on_progress](const Progress& progress) {
+            if (!plan_.empty() && bar.is_due()) announce();
+            return show(progress);
+        }};
+    }
+
     /// Returns the paths among the extras. Throws ExtrasError if one before "--" is an unknown option.
     static std::vector<std::string> paths_of(std::vector<std::string> words) {
         const auto end = std::find(words.begin(), words.end(), "--");
@@ -437,6 +441,7 @@ private:
     std::string out_;
     std::optional<std::string> named_out_;
     bool verbose_ = false;
+    std::string plan_;  // not printed yet
     std::vector<CLI::Option*> for_shards_;
     std::vector<CLI::Option*> for_ranks_;
     std::string root_;
