@@ -60,11 +60,11 @@ struct Leased {
 class Actor {
 public:
     /// `number`: of the cache that the thread uses.
-    Actor(World& world, std::size_t number, unsigned seed, Findings& findings)
+    Actor(World& world, std::size_t number, unsigned seed, Violations& violations)
         : world_(world),
           fixture_(*world.caches[number]),
           bundles_(world.bundles[number]),
-          findings_(findings),
+          violations_(violations),
           random_(seed) {}
 
     void act(int steps) {
@@ -74,7 +74,7 @@ public:
             if (leases_.size() > 3) drop();
             // A lease still has its values, whatever other threads did.
             if (!leases_.empty()) check(leases_[random_() % leases_.size()]);
-            findings_.over_budget += world_.over_budget();
+            violations_.over_budget += world_.over_budget();
         }
     }
 
@@ -111,9 +111,9 @@ private:
         for (const std::size_t i : order_) plan.push_back(bundles_[i]);
         try {
             fixture_.follow(plan, random_() % 4 != 0);
-            ++findings_.followed;
+            ++violations_.followed;
         } catch (const Error& error) {
-            if (error.code() != Errc::budget_exceeded) findings_.add_strange(error);
+            if (error.code() != Errc::budget_exceeded) violations_.add_strange(error);
         }
     }
     /// Acquires a bundle as Uploader does, or only if it is there.
@@ -125,10 +125,10 @@ private:
                 hold({number, std::move(*held)});
             } else if (!only_if_there) {
                 hold({number, fixture_.acquire(bundle)});
-                ++findings_.acquired;
+                ++violations_.acquired;
             }
         } catch (const Error& error) {
-            if (error.code() != Errc::budget_exceeded && !world_.is_expected(error)) findings_.add_strange(error);
+            if (error.code() != Errc::budget_exceeded && !world_.is_expected(error)) violations_.add_strange(error);
         }
     }
     void hold(Leased leased) {
@@ -139,13 +139,13 @@ private:
         if (!leases_.empty()) leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(random_() % leases_.size()));
     }
     void check(const Leased& leased) {
-        if (!world_.has_values(leased.held, leased.number)) ++findings_.wrong_values;
+        if (!world_.has_values(leased.held, leased.number)) ++violations_.wrong_values;
     }
 
     World& world_;
     const CacheFixture& fixture_;
     const std::vector<BundlePtr>& bundles_;
-    Findings& findings_;
+    Violations& violations_;
     std::mt19937 random_;
     std::vector<std::size_t> order_;  // the last plan of this thread
     std::size_t at_ = 0;
@@ -186,14 +186,14 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     CAPTURE(seed);
     const Watchdog watchdog(seed);
     World world(schedule, seed);
-    Findings findings;
+    Violations violations;
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 4; ++t)
-        threads.emplace_back([&, t] { Actor(world, t % schedule.caches, seed * 100 + t, findings).act(80); });
+        threads.emplace_back([&, t] { Actor(world, t % schedule.caches, seed * 100 + t, violations).act(80); });
     for (std::thread& thread : threads) thread.join();
 
-    findings.check();
-    CHECK(findings.followed.load() > 0);
+    violations.check();
+    CHECK(violations.followed.load() > 0);
 
     world.stop_failing();
     for (unsigned i = 0; i < schedule.caches; ++i) {

@@ -9,12 +9,12 @@
 #include <functional>
 #include <string>
 
-void Findings::add_strange(const safemap::Error& error) {
+void Violations::add_strange(const safemap::Error& error) {
     const std::lock_guard lock(mutex_);
     if (strange_errors++ == 0) strange_ = error.what();
 }
 
-void Findings::check() const {
+void Violations::check() const {
     CAPTURE(strange_);
     CAPTURE(refused.load());
     CAPTURE(late.load());

@@ -1,5 +1,5 @@
 // The ground that random schedules share: a device, caches on it that share a budget, tensors whose values are known,
-// calls and threads that fail, findings, and a watchdog.
+// calls and threads that fail, violations, and a watchdog.
 #pragma once
 
 #include "device/cache_fixture.hpp"
@@ -34,8 +34,8 @@ struct Schedule {
     bool keeps_addresses = false;
 };
 
-/// Findings of the threads of a schedule, checked after they end.
-struct Findings {
+/// Violations of the threads of a schedule, checked after they end.
+struct Violations {
     std::atomic<int> wrong_values = 0;
     std::atomic<int> over_budget = 0;
     std::atomic<int> strange_errors = 0;

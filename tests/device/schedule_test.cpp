@@ -63,8 +63,8 @@ struct Leased {
 /// One thread of a schedule.
 class Actor {
 public:
-    Actor(World& world, CacheFixture& cache, unsigned seed, Findings& findings)
-        : world_(world), cache_(cache), findings_(findings), random_(seed) {}
+    Actor(World& world, CacheFixture& cache, unsigned seed, Violations& violations)
+        : world_(world), cache_(cache), violations_(violations), random_(seed) {}
 
     ~Actor() {
         for (const Requested& one : requests_)
@@ -90,7 +90,7 @@ public:
             }
             // A lease still has its values, whatever other threads did.
             if (!leases_.empty()) check_values(leases_[random_() % leases_.size()]);
-            findings_.over_budget += world_.over_budget();
+            violations_.over_budget += world_.over_budget();
         }
     }
 
@@ -117,16 +117,16 @@ private:
     void acquire(Handle handle) {
         try {
             hold({std::move(handle.numbers), cache_.acquire(handle.bundle, {}, any_request())});
-            ++findings_.acquired;
+            ++violations_.acquired;
         } catch (const Error& error) {
             note(error);
         }
     }
     void note(const Error& error) {
-        if (error.code() == Errc::budget_exceeded) ++findings_.refused;
-        else if (error.code() == Errc::deadline_passed) ++findings_.late;
-        else if (world_.is_expected(error)) ++findings_.failed;
-        else findings_.add_strange(error);
+        if (error.code() == Errc::budget_exceeded) ++violations_.refused;
+        else if (error.code() == Errc::deadline_passed) ++violations_.late;
+        else if (world_.is_expected(error)) ++violations_.failed;
+        else violations_.add_strange(error);
     }
     /// Returns a request with a priority, and sometimes with a deadline that may pass.
     Request any_request() {
@@ -160,7 +160,7 @@ private:
             Held held(bundle);
             bundle->view->cache->order(*bundle, {}, requested.request);
             hold({std::move(requested.handle.numbers), std::move(held)});
-            ++findings_.acquired;
+            ++violations_.acquired;
         } catch (const Error& error) {
             note(error);
         }
@@ -185,14 +185,14 @@ private:
     void check_values(const Leased& leased) {
         for (std::size_t i = 0; i < leased.numbers.size(); ++i) {
             const DeviceTensor& tensor = leased.held[i];
-            if (tensor.name() != world_.tensors[leased.numbers[i]].name()) ++findings_.wrong_values;
-            if (read_back(*world_.device, tensor) != world_.values[leased.numbers[i]]) ++findings_.wrong_values;
+            if (tensor.name() != world_.tensors[leased.numbers[i]].name()) ++violations_.wrong_values;
+            if (read_back(*world_.device, tensor) != world_.values[leased.numbers[i]]) ++violations_.wrong_values;
         }
     }
 
     World& world_;
     CacheFixture& cache_;
-    Findings& findings_;
+    Violations& violations_;
     std::mt19937 random_;
     std::vector<Handle> handles_;
     std::vector<Leased> leases_;
@@ -227,14 +227,14 @@ void run_schedule(const Schedule& schedule, unsigned seed) {
     CAPTURE(seed);
     const Watchdog watchdog(seed);
     World world(schedule, seed);
-    Findings findings;
+    Violations violations;
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 4; ++t)
         threads.emplace_back(
-            [&, t] { Actor(world, *world.caches[t % world.caches.size()], seed * 100 + t, findings).act(60); });
+            [&, t] { Actor(world, *world.caches[t % world.caches.size()], seed * 100 + t, violations).act(60); });
     for (std::thread& thread : threads) thread.join();
 
-    findings.check();
+    violations.check();
 
     world.stop_failing();
     // Tensors of the others make way each time.

@@ -116,8 +116,8 @@ struct Stage : ScheduleGround {
 /// One thread of a schedule, and what it keeps.
 class Actor {
 public:
-    Actor(Stage& stage, unsigned seed, Findings& findings)
-        : stage_(stage), findings_(findings), random_(seed), own_(stage.device->allocate(own_bytes)) {}
+    Actor(Stage& stage, unsigned seed, Violations& violations)
+        : stage_(stage), violations_(violations), random_(seed), own_(stage.device->allocate(own_bytes)) {}
     ~Actor() {
         end_fill();
         while (!capsules_.empty()) drop_capsule();
@@ -135,13 +135,13 @@ public:
             }
             // A lease still has its values, whatever other threads did.
             check_some();
-            findings_.over_budget += stage_.over_budget();
+            violations_.over_budget += stage_.over_budget();
         }
     }
     void check_some() {
         if (leases_.empty()) return;
         const Taken& one = leases_[below(leases_.size())];
-        if (!stage_.has_values(one.lease, one.number)) ++findings_.wrong_values;
+        if (!stage_.has_values(one.lease, one.number)) ++violations_.wrong_values;
     }
 
 private:
@@ -183,10 +183,10 @@ private:
         }
     }
     void note(const Error& error) {
-        if (error.code() == Errc::budget_exceeded) ++findings_.refused;
-        else if (error.code() == Errc::deadline_passed || error.code() == Errc::cancelled) ++findings_.late;
-        else if (stage_.is_expected(error)) ++findings_.failed;
-        else if (!is_second_order(error)) findings_.add_strange(error);
+        if (error.code() == Errc::budget_exceeded) ++violations_.refused;
+        else if (error.code() == Errc::deadline_passed || error.code() == Errc::cancelled) ++violations_.late;
+        else if (stage_.is_expected(error)) ++violations_.failed;
+        else if (!is_second_order(error)) violations_.add_strange(error);
     }
     static bool is_second_order(const Error& error) {
         return error.code() == Errc::invalid_argument && error.message().ends_with("end that first");
@@ -204,8 +204,8 @@ private:
     }
     Taken take_any(std::vector<Taken>& from) { return take_any(from, below(from.size())); }
     void hold(std::size_t number, Lease lease) {
-        ++findings_.acquired;
-        if (!stage_.has_values(lease, number)) ++findings_.wrong_values;
+        ++violations_.acquired;
+        if (!stage_.has_values(lease, number)) ++violations_.wrong_values;
         if (leases_.size() < 3 && below(2) == 0) leases_.push_back({number, std::move(lease)});
     }
 
@@ -273,7 +273,7 @@ private:
             bundles.push_back(shelf.bundles[steps_.back()]);
         }
         order_ = below(4) > 0 ? shelf.uploader->follow(bundles) : shelf.uploader->follow_once(bundles);
-        ++findings_.followed;
+        ++violations_.followed;
     }
     void next() {
         if (order_.upcoming() == order_.size()) return;
@@ -297,7 +297,7 @@ private:
         if (!event) return;
         event->wait();
         ++stage_.filled;
-        if (!stage_.has_value(*own_, 0, filled_with_)) ++findings_.wrong_values;
+        if (!stage_.has_value(*own_, 0, filled_with_)) ++violations_.wrong_values;
     }
     /// Gives a lease to a capsule, or ends one. DLPack does not know the fake device.
     void make_capsule() {
@@ -317,7 +317,7 @@ private:
         if (!stage_.play.forks || below(8) != 0) return;
         const Calls calls(shelf.mutex);
         if (true_in_child([&] { return behaves_in_child(shelf); })) ++stage_.forked;
-        else findings_.add_strange(Error(Errc::io_error, "the child process fails"));
+        else violations_.add_strange(Error(Errc::io_error, "the child process fails"));
     }
     /// Does what a child of the process may do, while locks are held by threads that the child does not have.
     bool behaves_in_child(Shelf& shelf) {
@@ -348,7 +348,7 @@ private:
     }
 
     Stage& stage_;
-    Findings& findings_;
+    Violations& violations_;
     std::mt19937 random_;
     const std::shared_ptr<DeviceMemory> own_;
     std::shared_ptr<DeviceEvent> filled_ = {};  // copies that may be in progress
@@ -397,12 +397,12 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
     CAPTURE(seed);
     const Watchdog watchdog(seed);
     Stage stage(play, seed);
-    Findings findings;
+    Violations violations;
     std::vector<std::unique_ptr<Actor>> actors;
     std::latch begin(1);
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < thread_count; ++t) {
-        actors.push_back(std::make_unique<Actor>(stage, seed * 100 + t, findings));
+        actors.push_back(std::make_unique<Actor>(stage, seed * 100 + t, violations));
         threads.emplace_back([&begin, &actor = *actors.back()] {
             begin.wait();
             actor.act(100);
@@ -415,8 +415,8 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
     begin.count_down();
     for (std::thread& thread : threads) thread.join();
 
-    findings.check();
-    CHECK(findings.followed.load() > 0);
+    violations.check();
+    CHECK(violations.followed.load() > 0);
     CHECK(soon([&] { return (count_readers() > 0) == play.has_readers; }));
     stage.is_over = true;
     stage.stop_failing();
@@ -430,7 +430,7 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
     }
     for (const auto& actor : actors) actor->check_some();
     actors.clear();
-    CHECK(findings.wrong_values.load() == 0);
+    CHECK(violations.wrong_values.load() == 0);
     CHECK(stage.over_budget() == 0);
     CHECK(soon([&] { return stage.budget->stats().device_bytes == 0; }));
     CHECK(stage.arrived > 0);
@@ -440,7 +440,7 @@ void run_play(const Play& play, unsigned seed, Tally& tally) {
         CHECK(stage.fake->allocated == 0);
         CHECK(stage.fake->was_used_well());
     }
-    tally.leases += findings.acquired;
+    tally.leases += violations.acquired;
     tally.ended += stage.ended;
     tally.filled += stage.filled;
     tally.forked += stage.forked;
