@@ -30,6 +30,9 @@ constexpr std::uint64_t largest = 64 << 20;
 
 constexpr std::string_view configurations[] = {"config.json", "adapter_config.json"};
 
+/// Folders beside the weights to which trainers save the configuration of the model: verl, NeMo.
+constexpr const char* inner_folders[] = {"huggingface", ".hf_metadata"};
+
 bool has_name_of_extra(std::string_view name) {
     static constexpr std::string_view endings[] = {".json", ".model", ".txt", ".jinja"};
     if (name.starts_with('.') || name.ends_with(".index.json") || names::is_weights_or_code(name)) return false;
@@ -117,13 +120,13 @@ public:
     void add(std::shared_ptr<const Folder> folder) {
         if (folder) places.push_back({std::move(folder)});
     }
+    /// Adds a folder in the folder, unless it is a link out of it.
     void add_below(const Folder& folder, const std::string& name) {
-        add(opened_if_possible([&] { return folder.folder(name); }));
+        if (folder.link_out(name).empty()) add(opened_if_possible([&] { return folder.folder(name); }));
     }
-    /// Adds a folder, and the folders in it to which trainers save the configuration of the model.
     void add_with_inner(const std::shared_ptr<const Folder>& folder) {
         add(folder);
-        for (const char* const inner : {"huggingface", ".hf_metadata"}) add_below(*folder, inner);
+        for (const char* const inner : inner_folders) add_below(*folder, inner);
     }
 };
 
@@ -149,8 +152,17 @@ public:
         }
         for (const std::string_view name : configurations)
             if (!names::has(names, name)) note_other_kind(folder, std::string(name));
+        for (const char* const inner : inner_folders)
+            if (const std::string target = folder.link_out(inner); !target.empty() && !names::has(names, inner))
+                notes_.push_back(safemap::quoted(inner) + " is not looked into: it is a link out of the folder, to " +
+                                 excerpt(target));
         note_code(names);
-        if (names::has(names, "modules.json")) note_modules(folder.folders());
+        note_modules(folder, names);
+    }
+
+    /// Notes the other modules of sentence-transformers, if the model is one of them.
+    void look_around() {
+        for (const auto& folder : contents_.around) note_modules(*folder, folder->list());
     }
 
     Extras take() {
@@ -169,8 +181,7 @@ private:
                              " is not copied: another one is nearer to the weights");
             return;
         }
-        auto source = place.folder->open(name);
-        if (!source && place.of_model) throw changed(safemap::quoted(name) + " has disappeared", *place.folder);
+        const auto source = opened(place, name);
         if (!source) return;
         // Asked after it is open: a link that is replaced in between is not followed.
         if (const std::string target = place.folder->link_out(name); !target.empty())
@@ -178,7 +189,20 @@ private:
         if (source->size() > largest)
             return refuse(name, "it has " + bytes_text(source->size()) + ", more than " + bytes_text(largest));
         taken_.insert(name);
-        extras_.files.push_back({.name = name, .source = std::move(source)});
+        extras_.files.push_back({.name = name, .source = source});
+    }
+
+    /// Opens a file. Returns null if it cannot be opened, and throws if it is in the folder of the model.
+    std::shared_ptr<const Source> opened(const SmallFilesPlace& place, const std::string& name) {
+        try {
+            auto source = place.folder->open(name);
+            if (!source && place.of_model) throw changed(safemap::quoted(name) + " has disappeared", *place.folder);
+            return source;
+        } catch (const Error& error) {
+            if (place.of_model) throw;
+            refuse(name, error.message());
+            return nullptr;
+        }
     }
 
     void refuse(const std::string& name, const std::string& why) {
@@ -197,8 +221,12 @@ private:
                              "; the model may need it (trust_remote_code)");
     }
 
-    void note_modules(FileNames folders) {
-        std::erase_if(folders, [](const std::string& name) { return !is_folder_of_module(name); });
+    void note_modules(const Folder& folder, const FileNames& names) {
+        if (!names::has(names, "modules.json")) return;
+        FileNames folders = folder.folders();
+        const std::string model = std::filesystem::path(contents_.folder ? contents_.folder->name() : "").filename();
+        std::erase_if(folders,
+                      [&](const std::string& name) { return !is_folder_of_module(name) || name == model; });
         if (!folders.empty())
             notes_.push_back("folders of modules are not copied: " + names_text(folders, most_named) +
                              "; sentence-transformers needs those that modules.json lists");
@@ -248,7 +276,9 @@ std::vector<SmallFilesPlace> checkpoint::places_of_small_files(const state::Cont
 
 Extras Checkpoint::extras() const {
     ExtrasFinder finder(state_->contents);
-    for (const SmallFilesPlace& place : checkpoint::places_of_small_files(state_->contents)) finder.look_into(place);
+    const std::vector<SmallFilesPlace> places = checkpoint::places_of_small_files(state_->contents);
+    for (const SmallFilesPlace& place : places) finder.look_into(place);
+    if (places.size() == 1) finder.look_around();
     return finder.take();
 }
 

@@ -73,9 +73,8 @@ NodeId value_of_flat(const StateTree& tree, NodeId at, std::string_view begin, s
     return StateTree::no_node;
 }
 
-/// Returns true for the state dict of an optimizer of torch.
+/// Returns true for the state dict of an optimizer of torch, and for the optimizer itself.
 bool is_optimizer(const StateTree& tree, NodeId at) {
-    if (!std::holds_alternative<StateTree::Dict>(tree[at])) return false;
     if (value_of_flat(tree, at, "param_groups.", {}) != StateTree::no_node)
         return value_of_flat(tree, at, "state.", {}) != StateTree::no_node;
     const NodeId state = value_of(tree, at, "state");

@@ -273,6 +273,14 @@ TEST_CASE("hostile files around a training folder are left out, with a note") {
           "'tokenizer.json' is not copied: it is a link out of the folder, to ", "'vocab.json' is not copied: it has ",
           "'adapter_config.json' is not copied: it is a folder"})
         CHECK(mentions(extras.notes, note));
+    // Nor is a link to a folder followed.
+    fs::create_directory(dir / "private");
+    dir.write("private/config.json", "x");
+    fs::create_directory_symlink("../../private", dir / "run/save/huggingface");
+    const Extras linked = Checkpoint::open(dir / "run/save").extras();
+    CHECK(linked.files.empty());
+    CHECK(mentions(linked.notes, "'huggingface' is not looked into: it is a link out of the folder, to "));
+    fs::remove(dir / "run/save/huggingface");
     // A file that is found elsewhere is not noted.
     fs::create_directory(dir / "run/save/huggingface");
     dir.write("run/save/huggingface/config.json", "good");
@@ -293,6 +301,11 @@ TEST_CASE("code and folders of modules are not copied, and named") {
     dir.write("modules.json", "[]");
     CHECK(mentions(Checkpoint::open(dir.path()).extras().notes,
                    "folders of modules are not copied: 1_Pooling, 2_Dense; "));
+    fs::create_directory(dir / "0_Transformer");
+    fs::rename(dir / "model.safetensors", dir / "0_Transformer/model.safetensors");
+    dir.write("modules.json", R"([{"path": "0_Transformer"}, {"path": "1_Pooling"}, {"path": "2_Dense"}])");
+    CHECK(only_of(Checkpoint::open(dir.path()).extras().notes)
+              .starts_with("folders of modules are not copied: 1_Pooling, 2_Dense; "));
 }
 
 TEST_CASE("extras() of a folder that was replaced since open is refused") {
