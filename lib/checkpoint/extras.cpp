@@ -225,8 +225,7 @@ private:
         if (!names::has(names, "modules.json")) return;
         FileNames folders = folder.folders();
         const std::string model = std::filesystem::path(contents_.folder ? contents_.folder->name() : "").filename();
-        std::erase_if(folders,
-                      [&](const std::string& name) { return !is_folder_of_module(name) || name == model; });
+        std::erase_if(folders, [&](const std::string& name) { return !is_folder_of_module(name) || name == model; });
         if (!folders.empty())
             notes_.push_back("folders of modules are not copied: " + names_text(folders, most_named) +
                              "; sentence-transformers needs those that modules.json lists");

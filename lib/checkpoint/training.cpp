@@ -22,9 +22,9 @@ constexpr std::uint64_t largest_json = 16 << 20;
 constexpr std::uint64_t largest_pickle = 1 << 20;
 
 /// Opens a small file. Returns null if the folder does not have it, or if it is larger.
-std::shared_ptr<const Source> small_file(const Folder& folder, std::string_view name, std::uint64_t largest) {
+std::shared_ptr<const Source> small_file(const Folder& folder, std::string_view name, std::uint64_t most) {
     auto source = folder.open(name);
-    return source && source->size() <= largest && folder.link_out(std::string(name)).empty() ? source : nullptr;
+    return source && source->size() <= most && folder.link_out(std::string(name)).empty() ? source : nullptr;
 }
 
 /// Adds what the Trainer of transformers writes. The learning rate is the last one that it has logged.

@@ -485,9 +485,10 @@ FileNames components_in(const std::optional<json::Value>& root) {
     return components;
 }
 
-/// Returns true if the shape lacks files, by their names.
+/// Returns true if the shape lacks files, by their names. A save of an optimizer alone lacks its model.
 bool lacks_files(const FolderShape& shape) {
     if (shape.kind == ShapeKind::shards_lack) return true;
+    if (shape.kind == ShapeKind::folder && !shape.files.empty()) return names_optimizer(shape.files.front());
     const auto rank = shape.kind == ShapeKind::rank_files ? rank_file(shape.files.front()) : std::nullopt;
     return rank && ranks_in_set(*rank, shape.files) > shape.files.size();
 }
@@ -502,11 +503,11 @@ struct Inside {
 };
 
 Inside look_inside(const FolderNames& names) {
-    // The last file that the Trainer of transformers writes. A save without it is unfinished where others have it.
-    constexpr std::string_view last_file = "trainer_state.json";
+    // The last files that DeepSpeed and the Trainer of transformers write. A save without one is unfinished where
+    // others have it.
+    constexpr std::string_view last_files[] = {"latest", "trainer_state.json"};
     Inside inside;
     FileNames rank_sets;
-    FileNames with_last;
     for (std::size_t i = 0; i < names.below.size(); ++i) {
         const std::string& name = names.folders[i];
         if (passed_over(name)) continue;
@@ -520,10 +521,14 @@ Inside look_inside(const FolderNames& names) {
         (shape.kind == ShapeKind::unfinished ? inside.unfinished : state ? rank_sets : inside.found).push_back(name);
         if (shape.kind == ShapeKind::unfinished || lacks_files(shape)) continue;
         inside.whole.push_back(name);
-        if (has(names.below[i].files, last_file)) with_last.push_back(name);
     }
     if (inside.found.empty()) inside.found = std::move(rank_sets);
-    if (!with_last.empty()) inside.whole = std::move(with_last);
+    for (const std::string_view file : last_files) {
+        const FileNames with = folders_where(names, [&](const std::string& name, const FolderNames& below) {
+            return has(below.files, file) && has(inside.whole, name);
+        });
+        if (!with.empty()) inside.whole = with;
+    }
     return inside;
 }
 
@@ -560,6 +565,9 @@ FolderShape shape_inside(const FolderNames& names) {
     Inside inside = look_inside(names);
     take_optimizers(inside);
     take_saves(inside);
+    // The model beside an optimizer is not whole, and the optimizer is not the model.
+    if (!inside.unfinished.empty() && std::all_of(inside.found.begin(), inside.found.end(), names_optimizer))
+        inside.found.clear();
     if (inside.found.size() > 1) {
         FolderShape shape = several(std::move(inside.found), Several::folders);
         std::erase_if(inside.whole, [&](const std::string& name) { return !has(shape.files, name); });

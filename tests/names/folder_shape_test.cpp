@@ -311,6 +311,9 @@ TEST_CASE("a run opens from its top if it has one save, and the newest of severa
         {{"step7/model_and_optim/.metadata", "step7/train/rank0.pt"}, Kind::folder, {"step7"}},
         {{"checkpoint-3/runs/x"}, Kind::nothing, {}},
         {{"checkpoint-3/pytorch_model_fsdp_0/__0_0.distcp"}, Kind::unfinished, {"checkpoint-3"}},
+        {{"checkpoint-3/pytorch_model_fsdp_0/__0_0.distcp", "checkpoint-3/optimizer_0/.metadata"},
+         Kind::unfinished,
+         {"checkpoint-3"}},
         {{"tmp-checkpoint-4/model.safetensors", "checkpoint-3/model.safetensors"}, Kind::folder, {"checkpoint-3"}},
     });
     // The model of the run's end is not one of its saves.
@@ -335,6 +338,9 @@ TEST_CASE("a run opens from its top if it has one save, and the newest of severa
     CHECK(newest(with({"checkpoint-2000/model_world_size_2_rank_0.pt"})) == "checkpoint-1000");
     CHECK(newest(with({"checkpoint-2000/__0_0.distcp"})) == "checkpoint-1000");
     CHECK(newest(with({"checkpoint-100/trainer_state.json", "checkpoint-200/trainer_state.json"})) == "checkpoint-200");
+    CHECK(newest(with({"checkpoint-2000/optimizer_0/.metadata"})) == "checkpoint-1000");
+    CHECK(newest({"s/step-1/latest", "s/step-1/g/" + optim, "step-1/latest", "step-1/g/" + optim, "step-2/latest",
+                  "step-2/g/" + optim, "step-3/g/" + optim}) == "step-2");
     CHECK(newest({"epoch_1.pth", "epoch_12.pth", "epoch_3.pth"}) == "epoch_12.pth");
     CHECK(newest({"actor/.metadata", "critic/.metadata"}).empty());
     const FolderShape tags = shape({"global_step5/" + optim, "global_step40/" + optim});
