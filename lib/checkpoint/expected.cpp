@@ -122,7 +122,13 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return expected_tensors(Checkpoint::open(path, options));
     const auto source = open_file(path, open::mapping_of(options.access));
-    const bool is_expectation = open::recognise(*source).content == open::Content::json && !open::is_index(*source);
+    const open::Sniffed sniffed = open::recognise(*source);
+    const bool is_expectation = sniffed.content == open::Content::json && !open::is_index(*source);
+    if (!is_expectation && sniffed.read == nullptr && !open::is_index(*source))
+        throw Error(Errc::unknown_format,
+                    "this is " + (sniffed.looks_like.empty() ? "a file of no known format" : sniffed.looks_like) +
+                        R"(; expected JSON such as {"w": {"dtype": "F32", "shape": [2, 3]}}, or a checkpoint)")
+            .with_path(source->name());
     if (!is_expectation) return expected_tensors(Checkpoint::open(path, options));
     return about_file(source->name(), [&] {
         return parse_expected(

@@ -485,6 +485,38 @@ TEST_CASE("a mutated header is read or refused, and accepted tensors are inside 
     CHECK(accepted > soak::rounds(20'000) / 100);  // otherwise the mutations would test only the first bytes
 }
 
+TEST_CASE("repair is the hint of bytes that belong to no tensor, or to two, exactly if it reads the file") {
+    const unsigned seed = soak::seed(8);
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const auto below = [&](unsigned most) { return static_cast<unsigned>(random() % most); };
+    const std::set<Errc> layout_faults = {Errc::offsets_leave_gap, Errc::offsets_overlap, Errc::trailing_bytes,
+                                          Errc::duplicate_name};
+    int with_hint = 0;
+    int without = 0;
+    for (int round = 0; round < soak::rounds(4'000); ++round) {
+        std::string header = "{";
+        for (unsigned count = 1 + below(4), i = 0; i < count; ++i) {
+            const unsigned begin = below(5);
+            const unsigned size = below(4);
+            const char* const dtype = below(8) > 0 ? "U8" : below(2) > 0 ? "Q9" : "F32";
+            header += (i > 0 ? ",\"" : "\"") + std::string(1, "abc"[below(3)]) + R"(":{"dtype":")" + dtype +
+                      R"(","shape":[)" + std::to_string(size) + R"(],"data_offsets":[)" + std::to_string(begin) + ',' +
+                      std::to_string(begin + size) + "]}";
+        }
+        const std::string file = forge::safetensors(header + '}', std::string(below(9), 'd'));
+        CAPTURE(file);
+        const bool is_readable = !error_of([&] { static_cast<void>(read(file, limit, Rules::repair)); });
+        for (const Error& fault : all_faults(file)) {
+            if (!layout_faults.contains(fault.code())) continue;
+            CHECK(fault.hint().empty() != is_readable);
+            ++(is_readable ? with_hint : without);
+        }
+    }
+    CHECK(with_hint > soak::rounds(4'000) / 10);
+    CHECK(without > soak::rounds(4'000) / 10);
+}
+
 TEST_CASE("a tensor in the reference's form is read like one with spaces") {
     // The first is read by the fast path if possible, the second never.
     const auto told = [](const std::string& tensor) {

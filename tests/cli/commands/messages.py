@@ -142,6 +142,10 @@ class Messages(Case):
         self.file('in/model.safetensors.index.json', b'{"weight_map": {')
         self.assert_told(self.refused('index_not_json', 1, 'inspect', 'in'), 'not JSON')
 
+    def test_what_a_model_expects_is_json_or_a_checkpoint(self):
+        error = self.refused('unknown_format', 1, 'plan', 'small.safetensors', '--expect', self.file('x.json', SECRET))
+        self.assert_told(error, 'a text file', 'expected JSON such as')
+
     def test_a_folder_of_what_is_not_read_has_a_hint(self):
         for name, hint in [('model.gguf', 'no other framework'), ('tf_model.h5', 'no other framework'),
                            ('model.safetensors.incomplete', 'a download has not finished')]:
@@ -234,6 +238,11 @@ class Messages(Case):
         self.assert_told(self.refused('bad_name', 1, 'convert', file, 'out'), '--rename')
         self.done('convert', file, 'out', '--rename', 's/a.b/ab/')
         self.assertEqual(self.done('verify', 'out')['notes'], [])
+
+        tied = self.file('tied.pt', torch_file({'w': 'FloatStorage', 'format': 'FloatStorage'}))
+        self.refused('name_collision', 2, 'convert', tied, 'tied')
+        self.assertIn("convert refuses 1 name, the first is 'format': it is the name of a tied tensor",
+                      self.done('verify', tied)['notes'][0])
 
     # ---- values and calls
 
