@@ -68,6 +68,8 @@ class Files:
 
     def of_training(self):
         zero_files.write(self.folder / 'run', 3, 4, MODEL, self.weights)
+        for name in ('config.json', 'generation_config.json', 'tokenizer.json'):
+            (self.folder / 'run' / name).write_text('{}')
         zero_files.write(self.folder / 'of_deepspeed/run', 2, 4, MODEL, self.weights)
         state = [dataclasses.replace(p, name=name % p.name) for name in ('model.%s', 'optimizer.state.%s.exp_avg')
                  for p in MODEL]

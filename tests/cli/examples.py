@@ -53,6 +53,8 @@ def output_of(words):
     """Returns the path that a call writes, or None."""
     if words[:2] not in (['safemap', 'convert'], ['safemap', 'repair']):
         return None
+    if '-o' in words:
+        return words[words.index('-o') + 1]
     paths = words[2:next((i for i, word in enumerate(words) if word.startswith('-')), len(words))]
     return paths[-1] if len(paths) > 1 else None
 
@@ -67,13 +69,14 @@ class Sandbox:
         self.environment = case.environment(PATH=f'{path}:{os.environ["PATH"]}', LC_ALL='C.UTF-8')
 
     def take(self, name):
-        """Copies a file or folder that a command names, if it is one of the templates."""
+        """Copies the files or folders that a word of a command names, if they are templates."""
         top = pathlib.PurePosixPath(name).parts[:1]
-        for template in self.templates if top and top[0] not in ('/', '..') else ():
-            source, target = template / top[0], self.folder / top[0]
-            if source.exists() and not target.exists():
-                copy = shutil.copytree if source.is_dir() else shutil.copy
-                copy(source, target)
+        for template in self.templates if top and top[0] not in ('/', '.', '..') else ():
+            for source in template.glob(top[0]):
+                target = self.folder / source.name
+                if not target.exists():
+                    copy = shutil.copytree if source.is_dir() else shutil.copy
+                    copy(source, target)
 
     def prepare(self, command):
         """Copies what a command reads, and removes what it writes."""
@@ -81,7 +84,7 @@ class Sandbox:
         out = output_of(words)
         for word in words[:]:
             if word != out or words.count(out) > 1:
-                self.take(word.partition('*')[0].rpartition('/')[0] if '*' in word else word)
+                self.take(word)
         if out and not {'--force', '-f'} & set(words):
             path = self.folder / out
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
