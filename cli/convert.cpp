@@ -16,6 +16,7 @@
 #include "progress.hpp"
 #include "rename.hpp"
 #include "signals.hpp"
+#include "verdicts.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/text.hpp>
@@ -127,6 +128,7 @@ public:
         const Checkpoint model =
             renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
         Around around = known_before(opened, chosen, model, renaming.notes());
+        around.findings = in.findings();
         if (optimizer_) add_optimizer(in, around);
         options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
@@ -142,8 +144,11 @@ public:
         deferred.reset();
 
         if (console.json()) console.result(convert_json(saved, around));
-        else if (around.dry_run) console.result(plan_text(saved, around, out_, options_.align_tensors));
-        else console.result(outcome_text(saved, around, out_));
+        else {
+            const std::string told = around.dry_run ? plan_text(saved, around, out_, options_.align_tensors)
+                                                    : outcome_text(saved, around, out_);
+            console.result(told + warning_of_code(around.findings));
+        }
         return 0;
     }
 

@@ -3,6 +3,7 @@
 
 #include "describe.hpp"
 #include "layout.hpp"
+#include "verdicts.hpp"
 
 #include <safemap/advanced/fold.hpp>
 #include <safemap/advanced/text.hpp>
@@ -209,6 +210,7 @@ JsonWriter convert_json(const SaveReport& saved, const Around& around) {
     for (const SkippedObject& object : around.all_skipped(saved))
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
+    write_findings(json, around.findings);
     json.member("notes", around.all_notes(saved));
     json.member("unaligned_tensors", saved.layout.unaligned_tensors).member("resumed", saved.resumed);
     json.member("copied", saved.extras);

@@ -21,6 +21,7 @@ struct Around {
     std::vector<AliasGroup> aliases = {};
     std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
+    Findings findings = {};
     std::optional<TrainingLayout> layout = {};
     Weights weights = Weights::automatic;  ///< the written weights, if `layout` is set
     bool planned = false;                  ///< the plan is printed

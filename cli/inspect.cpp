@@ -16,6 +16,7 @@
 #include "entries.hpp"
 #include "layout.hpp"
 #include "parse.hpp"
+#include "verdicts.hpp"
 
 #include <fmt/core.h>
 
@@ -77,7 +78,8 @@ void write_globals(JsonWriter& json, const Checkpoint& checkpoint) {
     json.key("globals").begin_array();
     for (const NamedGlobal& global : checkpoint.globals()) {
         json.begin_object().member("module", global.module).member("name", global.name).member("known", global.known);
-        json.member("called", global.called).member("record", global.record).end_object();
+        json.member("called", global.called).member("record", global.record);
+        json.member("severity", name(global.severity)).member("why", global.why).end_object();
     }
     json.end_array();
 }
@@ -112,6 +114,7 @@ JsonWriter as_json(const Chosen& chosen, FileNames files, const std::vector<std:
     for (const SkippedObject& object : checkpoint.skipped())
         json.begin_object().member("name", object.name).member("type", object.type).end_object();
     json.end_array();
+    write_findings(json, checkpoint.findings());
     if (with_globals) write_globals(json, checkpoint);
     json.member("notes", notes);
     if (!structure.empty()) json.key("structure").json(structure);
@@ -305,14 +308,14 @@ std::string object_lines(const Checkpoint& checkpoint) {
     return lines;
 }
 
-/// Returns a line for each global. Unknown ones come first, because users look for them.
+/// Returns a line for each global. Dangerous ones come first, because users look for them.
 std::string global_lines(const Checkpoint& checkpoint) {
-    Table table({Align::left, Align::left, Align::left, Align::left});
-    for (const bool known : {false, true}) {
+    Table table({Align::left, Align::left, Align::left, Align::left, Align::left});
+    for (const Verdict severity : {Verdict::runs_code, Verdict::unknown, Verdict::needs_classes, Verdict::ok}) {
         for (const NamedGlobal& global : checkpoint.globals()) {
-            if (global.known != known) continue;
-            table.row({printable(global.module + "." + global.name), known ? "known" : "unknown",
-                       global.called ? "called" : "named", printable(global.record)});
+            if (global.severity != severity) continue;
+            table.row({printable(global.module + "." + global.name), std::string(name(severity)),
+                       global.called ? "called" : "named", printable(global.why), printable(global.record)});
         }
     }
     return table.text();

@@ -54,6 +54,10 @@ std::string warned(std::string_view text) {
     return has_colours(STDOUT_FILENO) ? fmt::format("\x1b[33m{}\x1b[0m", text) : std::string(text);
 }
 
+std::string alarmed(std::string_view text) {
+    return has_colours(STDOUT_FILENO) ? fmt::format("\x1b[31m{}\x1b[0m", text) : std::string(text);
+}
+
 std::string shell_line(std::span<const char* const> words) {
     std::string line;
     for (const char* const word : words) line += (line.empty() ? "" : " ") + shell_word(word);

@@ -20,6 +20,8 @@ namespace safemap::cli {
 
 /// Returns the text in yellow if stdout is a terminal with colours, for what a user should not overlook.
 std::string warned(std::string_view text);
+/// Returns the text in red likewise, for what is dangerous.
+std::string alarmed(std::string_view text);
 /// Returns "48 B", "1.5 kB" or "14.5 GB": powers of ten, as in the sizes that users type.
 std::string bytes_text(std::uint64_t bytes);
 /// Returns "0.25 s", "12 s", "3 min 20 s" or "2 h 5 min".

@@ -7,6 +7,7 @@
 #include "duplicates.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "verdicts.hpp"
 
 #include <safemap/advanced/text.hpp>
 #include <safemap/digest.hpp>
@@ -47,15 +48,6 @@ std::string parameters_text(std::uint64_t parameters) {
 /// Tensors with one dtype and shape: the digest of a value is only needed if another checkpoint has such a tensor.
 std::string kind_of(const LazyTensor& tensor) {
     return fmt::format("{} {}", name(tensor.dtype()), to_string(tensor.shape()));
-}
-
-void write_findings(JsonWriter& json, const Findings& findings) {
-    json.member("verdict", name(findings.verdict)).key("findings").begin_array();
-    for (const Finding& finding : findings.listed) {
-        json.begin_object().member("name", finding.name).member("why", finding.why);
-        json.member("severity", name(finding.severity)).member("record", finding.record).end_object();
-    }
-    json.end_array();
 }
 
 /// The entry of a checkpoint in the report.

@@ -1,6 +1,7 @@
 // safemap verify: checks a whole checkpoint and reports every fault.
 #include "command.hpp"
 #include "progress.hpp"
+#include "verdicts.hpp"
 
 #include <safemap/advanced/text.hpp>
 #include <safemap/verify.hpp>
@@ -18,6 +19,7 @@ JsonWriter as_json(const VerifyReport& report) {
     json.begin_object();
     json.member("ok", report.ok()).member("tensors", report.tensors).member("bytes", report.bytes);
     json.member("checked_bytes", report.checked_bytes).member("asks_for_code", report.asks_for_code);
+    write_findings(json, report.findings);
     json.key("faults").begin_array();
     for (const Error& fault : report.faults) {
         json.begin_object();
@@ -30,6 +32,11 @@ JsonWriter as_json(const VerifyReport& report) {
     return json;
 }
 
+/// Returns true for the library's notes about calls, which are findings, too.
+bool is_told_by_findings(std::string_view note) {
+    return note.find(", which was not called: ") != note.npos || note.find("unpickling would call ") != note.npos;
+}
+
 std::string as_text(const VerifyReport& report, const std::string& path) {
     std::string text;
     std::set<std::string_view> hints;
@@ -38,14 +45,16 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
         if (!fault.hint().empty() && hints.insert(fault.hint()).second)
             text += fmt::format("hint: {}\n", printable(fault.hint()));
     }
-    for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
-    // A file for which Python would run code is "readable", not "ok", even without faults.
-    const std::string good = report.asks_for_code ? "readable" : "ok";
-    const std::string verdict = report.ok() ? good : count_text(report.faults.size(), "fault");
-    text +=
-        fmt::format("{}: {}; {}, {}; {} compared with checksums\n", printable(path), verdict,
+    for (const std::string& note : report.notes)
+        if (!is_told_by_findings(note)) text += fmt::format("note: {}\n", printable(note));
+    text += finding_lines(report.findings);
+    std::string verdict = report.ok() ? std::string() : count_text(report.faults.size(), "fault");
+    if (report.ok() || report.verdict() != Verdict::ok)
+        verdict += (verdict.empty() ? "" : ", ") + verdict_text(report.findings);
+    const std::string line =
+        fmt::format("{}: {}; {}, {}; {} compared with checksums", printable(path), verdict,
                     count_text(report.tensors, "tensor"), bytes_text(report.bytes), bytes_text(report.checked_bytes));
-    return text;
+    return text + (report.verdict() == Verdict::runs_code ? alarmed(line) : line) + '\n';
 }
 
 class Verify final : public Command {
@@ -64,10 +73,18 @@ public:
         else console.result(as_text(report, path_));
         if (console.quiet() && !console.json())
             for (const Error& fault : report.faults) console.complain(fault);
-        return report.ok() ? 0 : 1;
+        if (console.quiet() && !console.json() && report.verdict() == Verdict::runs_code)
+            console.complain(code_error(report));
+        return report.ok() && report.verdict() != Verdict::runs_code ? 0 : 1;
     }
 
 private:
+    Error code_error(const VerifyReport& report) const {
+        const Finding& first = report.findings.listed.front();
+        Error error(Errc::unsafe_call, "runs code: " + first.name + ' ' + first.why);
+        return std::move(error.with_path(path_));
+    }
+
     VerifyReport check(const Console& console) const {
         ProgressBar bar(console);
         VerifyOptions options{.open = common.open, .work = common.open.work};

@@ -56,7 +56,10 @@ std::span<const PickleGraph::Id> PickleGraph::nodes_in(Id id) const {
 
 PickleGraph::Call PickleGraph::call(Id id) const {
     const Node& node = nodes_[id];
-    Call call{.callee = calls_[node.word], .arguments = calls_[node.word + 1]};
+    Call call{.callee = calls_[node.word],
+              .arguments = calls_[node.word + 1],
+              .constructs = !node.bare,
+              .of_class = node.of_class};
     if (node.count == no_extra) return call;
     const Extra& extra = extras_[node.count];
     call.keywords = extra.keywords;

@@ -60,6 +60,9 @@ public:
 
     Id global(const PickleGraph::Global& global, unsigned protocol);
     Id call(Id callee, Id arguments);
+    /// Notes that a call does not call the constructor, or is BUILD on a class.
+    void set_bare(Id call) { graph_.nodes_[call].bare = true; }
+    void set_of_class(Id call) { graph_.nodes_[call].of_class = true; }
     Extra& extra(Id call);
 
     bool hashable(Id id) const;

@@ -14,6 +14,7 @@
 #include "pickle/list_reader.hpp"
 #include "pickle/literals.hpp"
 #include "pickle/pickle.hpp"
+#include "pickle/python2_names.hpp"
 #include "pickle/stack.hpp"
 
 #include <algorithm>
@@ -28,8 +29,9 @@ constexpr std::uint8_t newest_protocol = 5;
 /// A machine that reads one pickle.
 class PickleMachine {
 public:
-    PickleMachine(std::span<const char> bytes, const PickleLimits& limits)
-        : input_({bytes.data(), bytes.size()}, limits.follows),
+    PickleMachine(std::span<const char> bytes, const PickleLimits& limits, bool lenient = false)
+        : lenient_(lenient),
+          input_({bytes.data(), bytes.size()}, limits.follows),
           nodes_(input_, limits),
           stack_(input_, nodes_.allowance()),
           memo_(input_, nodes_.allowance(), limits.max_memory),
@@ -38,6 +40,16 @@ public:
     PickleGraph run() {
         run_all();
         return nodes_.finish(root_);
+    }
+    PartialPickle run_damaged() {
+        bool cut = false;
+        try {
+            run_all();
+        } catch (const Error& error) {
+            cut = error.code() == Errc::pickle_truncated;
+            if (!fault_) fault_ = error;
+        }
+        return {nodes_.finish(root_), std::move(fault_), cut};
     }
     PickleTrial try_out() {
         try {
@@ -56,12 +68,64 @@ private:
     using Extra = GraphBuilder::Extra;
 
     void run_all() {
-        for (bool more = true; more;) {
+        for (bool more = true; more && lenient_;) more = step_leniently();
+        for (bool more = !lenient_; more;) {
             const bool framed = input_.in_frame();
             more = step(input_.number<std::uint8_t>());
             input_.end_opcode(framed);
         }
-        if (input_.in_frame()) throw input_.bad_frame("STOP is not at the end of its frame");
+        if (input_.in_frame() && !lenient_) throw input_.bad_frame("STOP is not at the end of its frame");
+    }
+
+    /// Runs one opcode. If it is at fault, notes that, and leaves as many values on the stack as the opcode would.
+    bool step_leniently() {
+        const auto opcode = input_.number<std::uint8_t>();
+        const std::size_t before = stack_.size();
+        const std::size_t mark = stack_.last_mark();
+        try {
+            return step(opcode);
+        } catch (const Error& error) {
+            if (!is_passable(error.code())) throw;
+            if (!fault_) fault_ = error;
+            stack_.settle(size_after(opcode, before, mark), nodes_.persistent(nodes_.none()));
+            return opcode != '.';
+        }
+    }
+    static bool is_passable(Errc code) noexcept {
+        return code == Errc::pickle_bad_stack || code == Errc::pickle_bad_memo || code == Errc::pickle_bad_text ||
+               code == Errc::pickle_bad_key || code == Errc::pickle_unsupported;
+    }
+    /// Returns the number of values after an opcode, which begins with `before` values, `mark` of them below the mark.
+    static std::size_t size_after(std::uint8_t opcode, std::size_t before, std::size_t mark) noexcept {
+        const auto without = [=](std::size_t popped) { return before - std::min(before, popped); };
+        switch (opcode) {
+            case '.':
+            case '0':
+            case 'a':
+            case 'b': return without(1);
+            case 's': return without(2);
+            case 'R':
+            case 0x81:
+            case 0x93: return without(2) + 1;
+            case 0x92: return without(3) + 1;
+            case 'e':
+            case 'u':
+            case 0x90:
+            case '1': return mark;
+            case 't':
+            case 'l':
+            case 'd':
+            case 0x91:
+            case 'o':
+            case 'i': return mark + 1;
+            case 'p':
+            case 'q':
+            case 'r':
+            case 0x94:
+            case 0x80:
+            case 0x98: return before;
+            default: return before + 1;
+        }
     }
 
     /// Runs one opcode with its argument. Returns false after STOP. The names on the right are those of pickletools.
@@ -69,7 +133,7 @@ private:
         switch (opcode) {
             case '.': root_ = stack_.pop(); return false;  // STOP
             case 0x80: protocol(); break;                  // PROTO
-            case 0x95: input_.begin_frame(); break;        // FRAME
+            case 0x95: frame(); break;                     // FRAME
 
             case '(': stack_.push_mark(); break;             // MARK
             case '0': stack_.pop_or_mark(); break;           // POP
@@ -137,12 +201,12 @@ private:
             case 'b': build(); break;                                // BUILD
             case 'Q': push(nodes_.persistent(stack_.pop())); break;  // BINPERSID
 
-            case 'P': throw unsupported("a persistent id as text is not supported");            // PERSID
-            case 0x82:                                                                          // EXT1
-            case 0x83:                                                                          // EXT2
-            case 0x84: throw unsupported("a code of the extension registry is not supported");  // EXT4
-            case 0x97:                                                                          // NEXT_BUFFER
-            case 0x98: throw unsupported("a buffer outside the pickle is not supported");       // READONLY_BUFFER
+            case 'P': persistent_line(); break;                                            // PERSID
+            case 0x82: extension<std::uint8_t>(); break;                                   // EXT1
+            case 0x83: extension<std::uint16_t>(); break;                                  // EXT2
+            case 0x84: extension<std::uint32_t>(); break;                                  // EXT4
+            case 0x97:                                                                     // NEXT_BUFFER
+            case 0x98: throw unsupported("a buffer outside the pickle is not supported");  // READONLY_BUFFER
             default: throw input_.fault(Errc::pickle_bad_opcode, "unknown opcode " + std::to_string(opcode));
         }
         return true;
@@ -155,6 +219,10 @@ private:
     void push(Id id) { stack_.push(id); }
     void push_view(Kind kind, std::string_view view) { push(nodes_.view(kind, view)); }
 
+    void frame() {
+        if (lenient_) input_.number<std::uint64_t>();
+        else input_.begin_frame();
+    }
     void put(std::uint64_t index) { memo_.put(index, stack_.top()); }
 
     void protocol() {
@@ -277,9 +345,26 @@ private:
     void push_global(const PickleGraph::Global& global) { push(nodes_.global(global, protocol_)); }
     void stack_global() {
         const auto [module, name] = stack_.pop_last<2>();
-        if (kind(module) != Kind::text || kind(name) != Kind::text)
-            throw stack_.bad("the module or the name of a global is not text");
+        if (kind(module) != Kind::text || kind(name) != Kind::text) {
+            const auto fault = stack_.bad("the module or the name of a global is not text");
+            return push_or_throw({"STACK_GLOBAL", "<computed>"}, fault);
+        }
         push_global({nodes_.graph().text(module), nodes_.graph().text(name)});
+    }
+
+    /// Pushes a global in place of one that no reader knows; throws the fault unless the machine is lenient.
+    void push_or_throw(const PickleGraph::Global& instead, const Error& fault) {
+        if (!lenient_) throw fault;
+        push(nodes_.global(instead, first_of_python3));
+    }
+    template <class Code> void extension() {
+        const Error fault = unsupported("a code of the extension registry is not supported");
+        if (lenient_) input_.number<Code>();
+        push_or_throw({"copyreg", "<extension>"}, fault);
+    }
+    void persistent_line() {
+        if (!lenient_) throw unsupported("a persistent id as text is not supported");
+        push(nodes_.persistent(nodes_.view(Kind::bytes, input_.line())));
     }
 
     /// Adds a call of a global, of the result of another call, or of a persistent id.
@@ -311,13 +396,16 @@ private:
     }
     void newobj() {
         const auto [callee, arguments] = stack_.pop_last<2>();
-        push(call(callee, arguments));
+        const Id id = call(callee, arguments);
+        nodes_.set_bare(id);
+        push(id);
     }
     void newobj_ex() {
         const auto [callee, arguments, keywords] = stack_.pop_last<3>();
         const Id id = call(callee, arguments);
         if (kind(keywords) != Kind::dict) throw stack_.bad("keyword arguments are not a dictionary");
         nodes_.extra(id).keywords = keywords;
+        nodes_.set_bare(id);
         push(id);
     }
     void inst() {
@@ -335,11 +423,16 @@ private:
         const Id state = stack_.above(begin)[1];
         stack_.cut(begin + 1);
         Id& object = stack_.top_place();
-        if (kind(object) == Kind::global) object = nodes_.call(object, nodes_.empty_tuple());
+        if (kind(object) == Kind::global) {
+            object = nodes_.call(object, nodes_.empty_tuple());
+            nodes_.set_of_class(object);
+        }
         if (kind(object) != Kind::call) throw stack_.bad("a state for a value that is not an object");
         nodes_.extra(object).states.push_back(state);
     }
 
+    bool lenient_;
+    std::optional<Error> fault_ = {};  ///< the first fault, of a lenient machine
     PickleInput input_;
     GraphBuilder nodes_;
     PickleStack stack_;
@@ -353,6 +446,10 @@ private:
 
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits) {
     return PickleMachine(bytes, limits).run();
+}
+
+PartialPickle read_damaged_pickle(std::span<const char> bytes, const PickleLimits& limits) {
+    return PickleMachine(bytes, limits, true).run_damaged();
 }
 
 PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow) {

@@ -104,6 +104,8 @@ public:
     struct Call {
         Id callee;
         Id arguments;                     ///< a tuple
+        bool constructs = true;           ///< false for NEWOBJ and NEWOBJ_EX, which call no constructor
+        bool of_class = false;            ///< true for BUILD on a class itself, which calls nothing
         Id keywords = nothing;            ///< a dict, or nothing
         std::span<const Id> states = {};  ///< set by BUILD
         std::span<const Id> items = {};   ///< set by SETITEM and SETITEMS: key, value, key, value, …
@@ -148,9 +150,11 @@ private:
     /// A node, of sixteen bytes. The meaning of `count` and `word` depends on the kind.
     struct Node {
         Kind kind = Kind::none;
-        bool unhashable = false;  ///< a tuple with an unhashable item
-        bool spelled = false;     ///< a big integer in decimal digits, not in bytes
-        bool taken = false;       ///< a list that a ListReader took
+        bool unhashable : 1 = false;  ///< a tuple with an unhashable item
+        bool spelled : 1 = false;     ///< a big integer in decimal digits, not in bytes
+        bool taken : 1 = false;       ///< a list that a ListReader took
+        bool bare : 1 = false;        ///< a call without the constructor
+        bool of_class : 1 = false;    ///< BUILD on a class
         std::uint32_t count = 0;
         std::uint64_t word = 0;
     };
@@ -178,6 +182,18 @@ private:
 /// Reads one pickle from the front of `bytes`; bytes after STOP are ignored (see consumed()). Throws the pickle_*
 /// faults.
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits = {});
+
+/// A pickle that may be damaged, up to its damage.
+struct PartialPickle {
+    PickleGraph graph;                ///< root() is `nothing` if STOP was not reached
+    std::optional<Error> fault = {};  ///< the first fault
+    bool cut = false;                 ///< true if the bytes at hand end before STOP, and the file goes on
+};
+/// Reads a pickle as far as any unpickler may get, for callers that look for the globals in it. Goes on after faults
+/// that some unpicklers do not see, with a value without meaning in place of the faulty one. Also reads forms that
+/// read_pickle() refuses: a global whose name is computed is `STACK_GLOBAL.<computed>`, and a code of the extension
+/// registry `copyreg.<extension>`. Throws pickle_too_large if there are more bytes than `limits` allow.
+PartialPickle read_damaged_pickle(std::span<const char> bytes, const PickleLimits& limits = {});
 
 /// The result of reading bytes as a pickle that may be of another format.
 struct PickleTrial {

@@ -78,6 +78,15 @@ public:
         return values_[begin - 1];
     }
     void cut(std::size_t begin) { values_.resize(begin); }
+    std::size_t size() const noexcept { return values_.size(); }
+    /// Returns the place after the last mark.
+    std::size_t last_mark() const noexcept { return fence(); }
+    /// Removes marks after a place, and values, so that `size` values are left; adds `filler` if there are fewer.
+    void settle(std::size_t size, Id filler) {
+        while (!marks_.empty() && marks_.back() > size) marks_.pop_back();
+        while (values_.size() < size) push(filler);
+        values_.resize(size);
+    }
     /// Moves the values above `begin` to the end of `into`.
     void move_to(std::vector<Id>& into, std::size_t begin) {
         const auto items = above(begin);

@@ -3,8 +3,11 @@
 
 #include <safemap/api.hpp>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string_view>
+#include <unordered_set>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -21,6 +24,25 @@ template <std::size_t width, std::size_t count> constexpr auto rows_of(std::stri
         }
     }
     return text.find_first_not_of(between) == text.npos ? rows : throw "more rows than declared";
+}
+
+/// Calls visit() with each word of a text.
+template <class Visit> void each_word(std::string_view text, Visit&& visit) {
+    constexpr std::string_view between = " \n";
+    for (std::size_t begin = text.find_first_not_of(between); begin != text.npos;) {
+        const std::size_t end = std::min(text.find_first_of(between, begin), text.size());
+        visit(text.substr(begin, end - begin));
+        begin = text.find_first_not_of(between, end);
+    }
+}
+
+using WordSet = std::unordered_set<std::string_view>;
+
+/// Returns the words of a text, which must live as long as the set.
+inline WordSet words_of(std::string_view text) {
+    WordSet words;
+    each_word(text, [&](std::string_view word) { words.insert(word); });
+    return words;
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -46,6 +46,7 @@ private:
     const ZipRecord* pickle_record() {
         const ZipRecord* const pickle = records_.pickle(faults_);
         if (pickle == nullptr) return nullptr;
+        if (globals_ != nullptr) globals_->examine_records(records_.zip(), *pickle);
         if (const std::uint64_t trailing = records_.zip().trailing(); trailing > 0)
             out_.notes.push_back(bytes_text(trailing) + " after the zip are ignored");
         if (const std::size_t unchecked = records_.unchecked(); unchecked > 0)
@@ -72,9 +73,15 @@ private:
     /// Reads data.pkl, and notes bytes after the pickle.
     HeldPickle pickle_to_its_end(const ZipRecord& record) {
         HeldPickle data = records_.read(record);
-        if (const std::size_t count = data.bytes.size() - data.graph.consumed(); count > 0)
-            out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
+        if (const std::size_t count = data.bytes.size() - data.graph.consumed(); count > 0) add_rest(record, count);
         return data;
+    }
+
+    void add_rest(const ZipRecord& record, std::size_t count) {
+        out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
+        if (globals_ == nullptr) return;
+        const RecordData data = records_.open(record);
+        globals_->examine(data.source, {data.extent.end() - count, count}, std::string(record.name));
     }
 
     void read_pickle_record(const ZipRecord& record) {

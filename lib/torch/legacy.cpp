@@ -125,6 +125,8 @@ Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const
         const LegacyFile file(source, {0, source->size()}, collecting(globals));
         if (file.trailing() > 0) {
             out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
+            if (globals != nullptr)
+                globals->examine(source, {source->size() - file.trailing(), file.trailing()}, "after the storages");
         }
         const Storages storages{.find = [&](std::string_view key) { return file.storage(key); },
                                 .globals = globals,

@@ -15,7 +15,9 @@
 #include "pickle/words.hpp"
 #include "torch/containers.hpp"
 #include "torch/dangers.hpp"
+#include "torch/examine.hpp"
 #include "torch/globals.hpp"
+#include "torch/judge_pickle.hpp"
 #include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 #include "torch/storage_types.hpp"
@@ -50,11 +52,6 @@ constexpr auto other_known = rows_of<1, 21>(R"(builtins.bool builtins.float buil
     torch.per_tensor_affine torch.per_tensor_symmetric torch.autograd.variable.Variable
     torch._dynamo.decorators._DimRange torch._tensor.Tensor torch.nested._internal.nested_tensor.NestedTensor
     torch.nested._internal.nested_tensor._rebuild_njt torch.storage._load_from_bytes)");
-
-constexpr auto unsafe_modules = rows_of<1, 18>(R"(os posix nt subprocess sys runpy importlib pty shutil socket
-    ctypes webbrowser pickle _pickle marshal timeit cProfile pdb)");
-constexpr auto unsafe_builtins = rows_of<1, 10>(R"(eval exec compile __import__ getattr setattr open execfile
-    globals breakpoint)");
 
 bool is_any(const auto& rows, std::string_view one) {
     return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[0] == one; });
@@ -214,12 +211,7 @@ private:
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
 
-/// Returns true if a global is not known and runs code.
-bool is_unsafe(const Global& global, bool known) {
-    return !known && (runs_code(global) || is_known(global));  // the latter: the loader of pickles, as a value
-}
-
-bool is_unsafe(const NamedGlobal& named) { return is_unsafe({named.module, named.name}, named.known); }
+bool is_unsafe(const NamedGlobal& named) { return named.severity == Verdict::runs_code; }
 
 }  // namespace
 
@@ -237,18 +229,7 @@ bool is_known_in_script(const Global& global) {
     return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
 }
 
-/// Checks each module that a dotted name leads through: torch.serialization imports os, so its os.system runs code.
-bool runs_code(const Global& global) noexcept {
-    std::string_view module = global.module;
-    for (std::string_view name = global.name;;) {
-        if (is_any(unsafe_modules, before_dot(module))) return true;
-        if (module == "builtins" && is_any(unsafe_builtins, before_dot(name))) return true;
-        const std::size_t dot = name.find('.');
-        if (dot == name.npos) return false;
-        module = name.substr(0, dot);
-        name.remove_prefix(dot + 1);
-    }
-}
+bool runs_code(const Global& global) { return !is_known(global) && judge(global).severity == Verdict::runs_code; }
 
 bool hands_on_loader(const PickleGraph& pickle) {
     if (!names_global(pickle, load_from_bytes)) return false;
@@ -273,10 +254,15 @@ std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& al
     std::map<std::string, std::size_t> calls;
     const auto globals = pickle.globals();
     const bool any_runs = std::any_of(globals.begin(), globals.end(), runs_code);
+    std::vector<std::optional<bool>> runs(any_runs ? pickle.size() : 0);  // by node
+    const auto node_runs = [&](PickleGraph::Id id) {
+        if (!runs[id]) runs[id] = runs_code(pickle.global(id));
+        return *runs[id];
+    };
     for (PickleGraph::Id id = 0; any_runs && id < pickle.size(); ++id) {
         const bool called = pickle.kind(id) == PickleGraph::Kind::call;
         const PickleGraph::Id named = called ? class_of(pickle, pickle.call(id).callee) : id;
-        if (pickle.kind(named) != PickleGraph::Kind::global || !runs_code(pickle.global(named))) continue;
+        if (pickle.kind(named) != PickleGraph::Kind::global || !node_runs(named)) continue;
         std::string name = dotted(pickle.global(named));
         // A getattr that is not called has spelled the name of a nested class.
         if (!called && name == "builtins.getattr") continue;
@@ -301,18 +287,63 @@ std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& al
     return notes;
 }
 
+namespace {
+
+/// Returns the judgement of each global node. The function that loads pickles is data only where it is called.
+PickleJudgement judged_globals(const PickleGraph& pickle, const std::function<bool(const Global&)>& known) {
+    PickleJudgement judged = judge_pickle(pickle, known);
+    if (!hands_on_loader(pickle)) return judged;
+    for (auto& [id, judgement] : judged.globals)
+        if (is_global(pickle, id, load_from_bytes)) judgement = judge(pickle.global(id));
+    return judged;
+}
+
+void add_calls(PickleJudgement& judged, std::string_view record, state::FindingList& findings) {
+    for (Finding& finding : judged.calls) {
+        finding.record = record;
+        findings.add(std::move(finding));
+    }
+}
+
+Finding finding_of(const Global& global, const Judgement& judged, std::string_view record) {
+    return {dotted(global), std::string(judged.why), judged.severity, std::string(record)};
+}
+
+}  // namespace
+
+void add_findings(const PickleGraph& pickle, std::string_view record, const std::function<bool(const Global&)>& known,
+                  state::FindingList& findings) {
+    PickleJudgement judged = judged_globals(pickle, known);
+    for (const auto& [id, judgement] : judged.globals)
+        if (judgement.severity != Verdict::ok) findings.add(finding_of(pickle.global(id), judgement, record));
+    add_calls(judged, record, findings);
+}
+
 void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known* known) {
     const Uses uses(pickle);
     const bool loader_is_value = hands_on_loader(pickle);
-    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        if (pickle.kind(id) != PickleGraph::Kind::global) continue;
+    const auto is_read = [&](const Global& global) {
+        return known(global) || (also_known_ != nullptr && also_known_(global));
+    };
+    PickleJudgement judged = judged_globals(pickle, is_read);
+    for (const auto& [id, judgement] : judged.globals) {
         // A getattr that is not used has spelled the name of a nested class, which is a global of its own.
         if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
         const Global global = pickle.global(id);
         const bool loader = is_global(pickle, id, load_from_bytes);
-        const bool is_read = known(global) || (also_known_ != nullptr && also_known_(global));
-        add_one(global, record, is_read && !(loader && loader_is_value), uses.called(id));
+        add_one(global, record, is_read(global) && !(loader && loader_is_value), uses.called(id), judgement);
     }
+    add_calls(judged, record, findings_);
+    examine_inside(pickle, record, findings_);
+}
+
+void NamedGlobals::examine(const std::shared_ptr<const Source>& source, Extent part, const std::string& record) {
+    torch::examine(source, part, record, findings_);
+}
+
+void NamedGlobals::examine_records(const ZipDirectory& zip, const ZipRecord& read) {
+    for (const ZipRecord& record : zip.records())
+        if (&record != &read) examine_record(zip.open(record), record.name, findings_);
 }
 
 void NamedGlobals::add_unread(std::string_view record) {
@@ -320,12 +351,12 @@ void NamedGlobals::add_unread(std::string_view record) {
     findings_.add({.name = "a file inside the pickle", .why = "cannot be read", .record = std::string(record)});
 }
 
-void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
-    const bool unsafe = is_unsafe(global, known);
+void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called,
+                           const Judgement& judged) {
+    const bool unsafe = judged.severity == Verdict::runs_code;
     if (!known) (unsafe ? unsafe_ : others_).add(global);
     asks_for_code_ = asks_for_code_ || unsafe || (called && !known);
-    const Judgement judged = known ? Judgement{Verdict::ok, {}} : judge(global);
-    findings_.add({dotted(global), std::string(judged.why), judged.severity, std::string(record)});
+    if (judged.severity != Verdict::ok) findings_.add(finding_of(global, judged, record));
     std::string key(record);
     key.append(1, '\0').append(global.module).append(1, '\0').append(global.name);
     const auto found = places_.find(key);
@@ -333,6 +364,10 @@ void NamedGlobals::add_one(const Global& global, std::string_view record, bool k
         NamedGlobal& named = all_[found->second];
         named.called = named.called || called;
         named.known = named.known && known;
+        if (judged.severity > named.severity) {
+            named.severity = judged.severity;
+            named.why = judged.why;
+        }
         return;
     }
     NamedGlobal named{.module = std::string(global.module),
@@ -370,7 +405,7 @@ std::optional<std::string> NamedGlobals::note() const {
     std::set<std::string> names;
     const NamedGlobal* first = nullptr;
     const auto count = [&](const NamedGlobal& named) {
-        if (named.known || !named.called) return;
+        if (named.severity < Verdict::unknown || !named.called) return;
         names.insert(dotted({named.module, named.name}));
         if (first == nullptr || (is_unsafe(named) && !is_unsafe(*first))) first = &named;
     };

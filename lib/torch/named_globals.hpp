@@ -3,11 +3,15 @@
 
 #include "pickle/pickle.hpp"
 #include "pickle/pickle_stream.hpp"
+#include "pickle/zip.hpp"
 #include "state/findings.hpp"
+#include "torch/dangers.hpp"
 
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,8 +26,9 @@ bool is_known(const PickleGraph::Global& global);
 /// Returns true for what is_known() knows, and for classes of a TorchScript archive: the state of their objects is
 /// read.
 bool is_known_in_script(const PickleGraph::Global& global);
-/// Returns true if calling the global would run code that the file chooses, as os.system and builtins.eval do.
-bool runs_code(const PickleGraph::Global& global) noexcept;
+/// Returns true if calling the global would run code that the file chooses, as os.system and builtins.eval do: if it
+/// is in the table of dangers.
+bool runs_code(const PickleGraph::Global& global);
 /// Returns true if torch.storage._load_from_bytes, which loads any pickle that it gets, is a value that other code may
 /// call, for example through __setstate__; also true if the result of a call of it is called. A plain call of it does
 /// not count, because safemap reads what it would load. Linear in the size of the pickle.
@@ -31,6 +36,10 @@ bool hands_on_loader(const PickleGraph& pickle);
 /// Returns sentences about functions that run code: about every call of the pickle, even if the value is dropped later,
 /// and about functions that are named for other code to call.
 std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance);
+
+/// Adds findings about the calls of a pickle and the globals that it names. `known` tells which are read as data.
+void add_findings(const PickleGraph& pickle, std::string_view record,
+                  const std::function<bool(const PickleGraph::Global&)>& known, state::FindingList& findings);
 
 /// The classes and functions that the pickles of a file name, for callers that list them or refuse unknown ones. Holds
 /// only the first ones, so that its size does not grow with the file.
@@ -46,6 +55,10 @@ public:
 
     /// Adds every global of a pickle, even if its value is dropped later. `record` names the pickle.
     void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
+    /// Adds findings about pickles that readers skip: after the end of a pickle, and in records other than `read`. Does
+    /// not list their globals.
+    void examine(const std::shared_ptr<const Source>& source, Extent part, const std::string& record);
+    void examine_records(const ZipDirectory& zip, const ZipRecord& read);
     /// Notes that a file inside the pickle `record` could not be read: loading it may call anything.
     void add_unread(std::string_view record);
     /// Throws unknown_global if strict and a pickle names unknown globals. The error lists globals that run code first.
@@ -73,7 +86,8 @@ private:
         std::string text() const;
     };
 
-    void add_one(const PickleGraph::Global& global, std::string_view record, bool known, bool called);
+    void add_one(const PickleGraph::Global& global, std::string_view record, bool known, bool called,
+                 const Judgement& judged);
 
     bool strict_;
     Known* also_known_;

@@ -41,6 +41,8 @@ Archive read_plain_with(const Interpret& interpret, const std::shared_ptr<const 
             return static_cast<void>(out = read_legacy_with(interpret, source, faults, globals));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
+            if (globals != nullptr)
+                globals->examine(source, {source->size() - stream.left(), stream.left()}, "after the pickle");
         }
         const Storages storages{.find = [](std::string_view key) -> RecordData {
                                     throw Error(Errc::bad_tensor, "storage " + safemap::quoted(key) +

@@ -246,28 +246,58 @@ class Torch(Case):
         self.assertNotIn('globals', self.done('inspect', attack))
         told = self.done('inspect', attack, '--globals')
         self.assertIn({'module': 'posix', 'name': 'system', 'known': False, 'called': True,
-                       'record': 'archive/data.pkl'}, told['globals'])
+                       'record': 'archive/data.pkl', 'severity': 'runs code', 'why': 'runs a program'},
+                      told['globals'])
         text = self.safemap('inspect', attack, '--globals').out
-        self.assertIn('posix.system', text.split('\nglobals\n')[1].splitlines()[0])
+        self.assertRegex(text.split('\nglobals\n')[1].splitlines()[0],
+                         r'^ *posix.system +runs code  called  runs a program  archive/data.pkl$')
         self.assertEqual(self.done('inspect', 'small.safetensors', '--globals')['globals'], [])
         known = self.done('inspect', self.pt('train_gpt.pt'), '--globals')
         self.assertTrue(known['globals'])
         self.assertTrue(all(each['known'] for each in known['globals']))
         self.assertFalse([note for note in known['notes'] if 'would call' in note])
 
-    def test_a_file_that_calls_unknown_functions_is_readable_and_not_ok(self):
-        for name, first in (('broken/os_system.pt', 'posix.system'), ('lightning.ckpt', 'argparse.Namespace'),
-                            ('broken/legacy_os_system.pt', 'posix.system')):
-            path = self.pt(name)
-            for words in [('inspect', path), ('convert', path, 'x', '--dry-run'), ('verify', path)]:
-                notes = [note for note in self.done(*words)['notes'] if 'would call' in note]
-                self.assertEqual(len(notes), 1, words)
-                self.assertIn(first, notes[0])
-                self.assertIn('--globals', notes[0])
-                self.assertIn('--strict-globals', notes[0])
-            self.assertTrue(self.done('verify', path)['ok'])
-            self.assertIn(': readable; ', self.safemap('verify', path).out)
-        self.assertIn(': ok; ', self.safemap('verify', self.pt('train_gpt.pt')).out)
+    # A file, its verdict, and the function that the note names.
+    VERDICTS = [('broken/os_system.pt', 'runs code: 1', 'posix.system'),
+                ('broken/legacy_os_system.pt', 'runs code: 1', 'posix.system'),
+                ('broken/getattr.pt', 'runs code: 1', 'builtins.getattr'),
+                ('containers.pt', 'unknown: 7', 'my_model.Point'),
+                ('lightning.ckpt', 'unknown: 1', ''), ('module_main.pt', 'unknown: 1', '__main__.MainNet'),
+                ('train_gpt.pt', 'ok', '')]
+
+    def test_a_file_that_runs_code_fails_and_an_unknown_one_does_not(self):
+        for name, verdict, noted in self.VERDICTS:
+            with self.subTest(name):
+                path = self.pt(name)
+                result = self.safemap('verify', path, '--json')
+                told = result.json()
+                self.assertEqual((told['ok'], told['faults']), (True, []))
+                self.assertEqual(told['verdict'], verdict.split(':')[0])
+                self.assertEqual(result.code, 1 if told['verdict'] == 'runs code' else 0)
+                self.assertEqual(sum(each['severity'] == told['verdict'] for each in told['findings']),
+                                 int(verdict.split(':')[1]) if told['verdict'] != 'ok' else 0)
+                text = self.safemap('verify', path)
+                self.assertEqual(text.code, result.code)
+                self.assertIn(f': {verdict}; ', text.out.splitlines()[-1])
+                self.assertNotIn('would call', text.out)
+                for words in [('inspect', path), ('convert', path, 'x', '--dry-run')]:
+                    done = self.done(*words)
+                    self.assertEqual((done['verdict'], done['findings']), (told['verdict'], told['findings']))
+                    notes = [note for note in done['notes'] if 'would call' in note]
+                    self.assertEqual(len(notes), 1 if noted else 0, words)
+                    for note in notes:
+                        self.assertIn(noted, note)
+                        self.assertIn('--strict-globals', note)
+
+    def test_convert_warns_of_a_file_that_runs_code_in_its_last_line(self):
+        result = self.safemap('convert', self.pt('broken/os_system.pt'), 'out')
+        self.assertEqual((result.code, result.err), (0, ''))
+        self.assertEqual(result.out.splitlines()[-1], 'runs code: posix.system runs a program; nothing was called, but '
+                                                      'a program that unpickles IN would call it')
+        self.assertNotIn('runs code', self.safemap('convert', self.pt('lightning.ckpt'), 'out2').out)
+        quiet = self.safemap('verify', self.pt('broken/os_system.pt'), '--quiet')
+        self.assertEqual((quiet.code, quiet.out), (1, ''))
+        self.assertIn('runs code: posix.system runs a program', quiet.err)
 
     def test_shards_that_name_unknown_globals_are_refused(self):
         for name in ('tied', 'module'):
@@ -315,7 +345,7 @@ class WholeModules(Case):
 
     def test_the_classes_of_a_module_are_listed_as_called(self):
         for name in ('module.pt', 'module_legacy.pt'):
-            self.assertIn(f'{name}: readable; ', self.safemap('verify', self.pt(name)).out)
+            self.assertIn(f'{name}: unknown: 1; ', self.safemap('verify', self.pt(name)).out)
             listed = self.done('inspect', self.pt(name), '--globals')['globals']
             self.assertTrue(next(each for each in listed if each['name'] == 'SmallNet')['called'])
 

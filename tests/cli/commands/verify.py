@@ -11,7 +11,7 @@ from forged import header_bytes, safetensors
 
 
 class Verify(Case):
-    KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'asks_for_code', 'faults', 'notes']
+    KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'asks_for_code', 'verdict', 'findings', 'faults', 'notes']
 
     def test_a_valid_file_is_ok(self):
         told = self.done('verify', 'small.safetensors')

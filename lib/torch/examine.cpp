@@ -1,0 +1,288 @@
+// Walks over files, records and bytes that may hold pickles. Tested by tests/torch/examine_test.cpp.
+#include "torch/examine.hpp"
+
+#include "base/faults.hpp"
+#include "base/inflate.hpp"
+#include "pickle/tar_members.hpp"
+#include "pickle/zip.hpp"
+#include "torch/globals.hpp"
+#include "torch/judge_pickle.hpp"
+#include "torch/named_globals.hpp"
+#include "torch/python_values.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+namespace {
+
+using Kind = PickleGraph::Kind;
+using namespace std::string_view_literals;
+
+/// Most levels of pickles in pickles, and zips in zips.
+constexpr unsigned deepest = 6;
+/// Bytes that are searched for the local headers of a zip whose directory is damaged.
+constexpr std::uint64_t most_searched = 64 << 20;
+constexpr std::uint64_t window_size = 4096;
+constexpr std::uint64_t window_growth = 8;
+/// Longest text that may be a pickle of protocol 0, which has no signature.
+constexpr std::size_t longest_old_pickle = 1 << 20;
+
+std::string bytes_at(const Source& source, Extent part, std::uint64_t most) {
+    std::string bytes(std::min(part.size, most), '\0');
+    source.read_at(part.offset, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+    return bytes;
+}
+
+bool begins_pickle(std::string_view bytes) {
+    return bytes.size() >= 2 && bytes[0] == '\x80' && static_cast<unsigned char>(bytes[1]) <= 5;
+}
+bool begins_zip(std::string_view bytes) {
+    return bytes.starts_with("PK\x03\x04"sv) || bytes.starts_with("PK\x05\x06"sv);
+}
+bool begins_array(std::string_view bytes) { return bytes.starts_with("\x93NUMPY"sv); }
+
+/// Returns true for bytes that may be a pickle or hold one, as far as their first and last bytes tell.
+bool may_be_pickle(std::string_view bytes) {
+    if (begins_pickle(bytes) || begins_zip(bytes)) return true;
+    return bytes.size() <= longest_old_pickle && bytes.ends_with('.') && bytes.find('\n') != bytes.npos;
+}
+
+class Examiner {
+public:
+    explicit Examiner(state::FindingList& findings) : findings_(findings) {}
+
+    Looked examine(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                   unsigned depth) {
+        if (depth > deepest) {
+            add_unread(record, "holds pickles inside pickles, deeper than safemap looks");
+            return Looked::at_pickles;
+        }
+        const std::string head = bytes_at(*source, part, 512);
+        const bool whole = part.offset == 0 && part.size == source->size();
+        if (begins_zip(head) || (whole && ends_as_zip(*source))) examine_zip(source, part, record, depth);
+        else if (begins_array(head)) return examine_array(source, part, record, depth);
+        else if (head.size() >= 262 && head.substr(257, 5) == "ustar") examine_tar(source, part, record, depth);
+        else return examine_stream(source, part, record, depth);
+        return Looked::at_pickles;
+    }
+
+    void examine_inside(const PickleGraph& pickle, std::string_view record, unsigned depth) {
+        for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+            const Kind kind = pickle.kind(id);
+            if (kind == Kind::bytes || kind == Kind::bytearray || kind == Kind::text) {
+                examine_bytes(pickle.text(id), record, depth);
+            } else if (is_call_of(pickle, id, "_codecs.encode")) {
+                const auto given = pickle.items(pickle.call(id).arguments);
+                // Protocol 2 writes bytes as a text, in which the first byte of a pickle has another form.
+                if (given.empty() || pickle.kind(given[0]) != Kind::text) continue;
+                if (!pickle.text(given[0]).starts_with("\xC2\x80")) continue;
+                Allowance allowance(2 * pickle.text(given[0]).size());
+                if (const auto bytes = encoded_text(pickle, given, allowance)) examine_bytes(*bytes, record, depth);
+            }
+        }
+    }
+
+    void examine_record(const RecordData& data, const std::string& name, unsigned depth) {
+        try {
+            if (data.extent.size == 0 || !may_hold_pickles(name)) return;
+            if (!names_pickle(name) && !has_signature(bytes_at(*data.source, data.extent, 8))) return;
+            examine(data.source, data.extent, name, depth + 1);
+        } catch (const Error& error) {
+            if (remedy(error.code()) != Remedy::reject_data) throw;
+            if (names_pickle(name)) add_unread(name, "cannot be read: " + error.message());
+        }
+    }
+
+private:
+    void add_unread(std::string record, std::string why) {
+        findings_.add({"the pickle", std::move(why), Verdict::unknown, std::move(record)});
+    }
+
+    void examine_bytes(std::string_view bytes, std::string_view record, unsigned depth) {
+        if (!may_be_pickle(bytes)) return;
+        std::vector<std::byte> copy(bytes.size());
+        std::memcpy(copy.data(), bytes.data(), bytes.size());
+        const std::uint64_t size = copy.size();
+        examine(memory_source("bytes in a pickle", std::move(copy)), {0, size}, std::string(record) + ", bytes in it",
+                depth + 1);
+    }
+
+    // Pickles that follow each other.
+
+    Looked examine_stream(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                          unsigned depth) {
+        bool any = false;
+        const std::uint64_t end = part.end();
+        for (std::uint64_t at = part.offset; at < end;) {
+            const auto read = read_pickle_at(*source, {at, end - at}, record);
+            if (!read) return any ? Looked::at_pickles : Looked::at_other_data;
+            const PickleGraph& pickle = read->pickle.graph;
+            const bool names = !pickle.globals().empty();
+            if (read->pickle.fault && !names && !(at == part.offset && begins_pickle(read->bytes)))
+                return any ? Looked::at_pickles : Looked::at_other_data;
+            any = true;
+            judge(pickle, record, depth);
+            if (read->pickle.fault) {
+                // If the bytes end, unpickling ends with them. After other faults, some unpickler may go on.
+                if (!is_end(read->pickle.fault->code()))
+                    add_unread(record, "cannot be read to its end: " + read->pickle.fault->message());
+                if (pickle.root() == PickleGraph::nothing) break;
+            }
+            at += pickle.consumed();
+        }
+        return any ? Looked::at_pickles : Looked::at_other_data;
+    }
+
+    static bool is_end(Errc code) noexcept {
+        return code == Errc::pickle_truncated || code == Errc::file_truncated || code == Errc::pickle_bad_count;
+    }
+
+    struct Read {
+        std::string bytes;
+        PartialPickle pickle;
+    };
+    /// Reads the pickle that begins a part, through windows that grow until they hold its end.
+    std::optional<Read> read_pickle_at(const Source& source, Extent part, const std::string& record) {
+        const std::uint64_t most = std::min(part.size, PickleLimits::most_bytes);
+        for (std::uint64_t window = std::min(window_size, most);; window = std::min(window * window_growth, most)) {
+            Read read{.bytes = bytes_at(source, part, window), .pickle = {}};
+            PickleLimits limits = PickleLimits::of_packed(window);
+            limits.follows = part.size - window;
+            try {
+                read.pickle = read_damaged_pickle(read.bytes, limits);
+            } catch (const Error& error) {
+                add_unread(record, "cannot be read: " + error.message());
+                return std::nullopt;
+            }
+            if (!read.pickle.cut || window == most) return read;
+        }
+    }
+
+    void judge(const PickleGraph& pickle, const std::string& record, unsigned depth) {
+        add_findings(pickle, record, script_ ? is_known_in_script : is_known, findings_);
+        examine_inside(pickle, record, depth);
+    }
+
+    // Containers of pickles.
+
+    void examine_zip(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                     unsigned depth) {
+        CollectFaults faults;
+        try {
+            const ZipDirectory zip = ZipDirectory::read(source, part, *source, faults);
+            const auto& all = zip.records();
+            script_ = script_ || std::any_of(all.begin(), all.end(), [](const ZipRecord& each) {
+                          return each.name.ends_with("/constants.pkl");
+                      });
+            for (const ZipRecord& each : all) examine_record(zip.open(each), std::string(each.name), depth);
+            if (faults.faults().empty()) return;
+        } catch (const Error& error) {
+            if (remedy(error.code()) != Remedy::reject_data) throw;
+        }
+        // Programs that read local headers, or are less strict about the directory, find other records.
+        examine_local_headers(source, part, record, depth);
+    }
+
+    static bool has_signature(std::string_view bytes) {
+        return begins_pickle(bytes) || begins_zip(bytes) || begins_array(bytes);
+    }
+    /// Returns false for records that hold the bytes of tensors, or texts.
+    static bool may_hold_pickles(std::string_view name) {
+        if (names_pickle(name)) return true;
+        const std::size_t slash = name.rfind('/');
+        const std::string_view folder = name.substr(0, slash == name.npos ? 0 : slash);
+        const bool is_storage = folder.ends_with("/data") || folder.ends_with("/constants") || folder == "data";
+        const std::string_view file = name.substr(slash == name.npos ? 0 : slash + 1);
+        const bool is_text = file == "version" || file == "byteorder" || folder.ends_with("/.data");
+        return !is_storage && !is_text && !file.starts_with('.') && !file.ends_with(".py") &&
+               !file.ends_with(".debug_pkl");
+    }
+
+    void examine_local_headers(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                               unsigned depth) {
+        const std::string bytes = bytes_at(*source, part, most_searched);
+        bool any = false;
+        for (std::size_t at = 0; (at = bytes.find("PK\x03\x04"sv, at)) != bytes.npos; at += 4) {
+            if (bytes.size() - at < 30) break;
+            const auto number = [&](std::size_t offset, std::size_t size) {
+                std::uint64_t value = 0;
+                std::memcpy(&value, bytes.data() + at + offset, size);
+                return value;
+            };
+            const std::uint64_t data = at + 30 + number(26, 2) + number(28, 2);
+            const std::string name = bytes.substr(at + 30, number(26, 2));
+            if (data >= part.size) continue;
+            any = any || names_pickle(name);
+            examine_local(source, {part.offset + data, part.size - data}, name, number(8, 2) == 8, number(18, 4),
+                          number(22, 4), depth);
+        }
+        if (!any) add_unread(record, "is in a zip whose directory cannot be read");
+    }
+    /// Examines a record of which only the local header is known. `rest` begins with its data.
+    void examine_local(const std::shared_ptr<const Source>& source, Extent rest, const std::string& name, bool deflated,
+                       std::uint64_t packed, std::uint64_t size, unsigned depth) {
+        if (!deflated) return examine_record({source, rest}, name, depth);
+        if (!names_pickle(name)) return;
+        packed = packed == 0 ? rest.size : std::min(packed, rest.size);
+        if (size == 0 || size > PickleLimits::most_bytes)
+            return add_unread(name, "cannot be read: its size is unknown");
+        examine_record({inflated_source(name, source, {rest.offset, packed}, size), {0, size}}, name, depth);
+    }
+
+    void examine_tar(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                     unsigned depth) {
+        if (part.offset != 0 || part.size != source->size()) return add_unread(record, "is in a tar inside a file");
+        try {
+            for (const auto& [name, place] : tar_members(*source)) examine(source, place, name, depth + 1);
+        } catch (const Error& error) {
+            if (remedy(error.code()) != Remedy::reject_data) throw;
+            add_unread(record, "cannot be read: " + error.message());
+        }
+    }
+
+    /// Examines an array in a file of NumPy. Its elements are a pickle if they are objects.
+    Looked examine_array(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+                         unsigned depth) {
+        const std::string head = bytes_at(*source, part, 1 << 16);
+        const bool long_header = head.size() > 12 && head[6] > 1;
+        std::uint32_t length = 0;
+        std::memcpy(&length, head.data() + 8, head.size() > 12 ? (long_header ? 4 : 2) : 0);
+        const std::uint64_t begin = (long_header ? 12 : 10) + std::uint64_t{length};
+        const bool objects = std::string_view(head).substr(0, begin).find('O') != head.npos;
+        if (begin >= part.size || !objects) return Looked::at_other_data;
+        return examine_stream(source, {part.offset + begin, part.size - begin}, record, depth);
+    }
+
+    state::FindingList& findings_;
+    bool script_ = false;  ///< true in an archive of TorchScript
+};
+
+}  // namespace
+
+Looked examine(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
+               state::FindingList& findings) {
+    return Examiner(findings).examine(source, part, record, 0);
+}
+
+void examine_record(const RecordData& data, std::string_view name, state::FindingList& findings) {
+    Examiner(findings).examine_record(data, std::string(name), 0);
+}
+
+void examine_inside(const PickleGraph& pickle, std::string_view record, state::FindingList& findings) {
+    Examiner(findings).examine_inside(pickle, record, 0);
+}
+
+bool names_pickle(std::string_view name) noexcept {
+    constexpr std::string_view endings[] = {".pkl", ".pickle", ".pt",  ".pth", ".bin", ".ckpt", ".joblib", ".dill",
+                                            ".dat", ".npy",    ".npz", ".zip", ".tar", ".data", ".p"};
+    return std::any_of(std::begin(endings), std::end(endings),
+                       [name](std::string_view ending) { return name.ends_with(ending); });
+}
+
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -1,0 +1,225 @@
+// The table of harmless names. It has classes, by their names or by their packages, and single functions; a package is
+// no reason to trust a function in it. An object that is made without its constructor gets its attributes from the
+// file, and runs no code; so most classes are harmless only in this use, which is how Python pickles them. A
+// constructor with arguments may do anything: that of an ultralytics model evaluates text from its configuration.
+//
+// Left out, because their objects import, open or download when they are unpickled: flair, spacy, allennlp.
+// Tested by tests/torch/verdict_test.cpp.
+#include "torch/harmless.hpp"
+
+#include "pickle/words.hpp"
+#include "torch/globals.hpp"
+
+#include <string>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+namespace {
+
+/// Classes whose constructors do nothing with their arguments but keep them, and functions that compute with tensors.
+constexpr std::string_view any_use = R"(
+    argparse.Namespace types.SimpleNamespace collections.deque collections.UserDict collections.UserList
+    collections.UserString collections.ChainMap builtins.object builtins.range builtins.slice builtins.Ellipsis
+    builtins.NotImplemented builtins.NoneType builtins.Exception builtins.ValueError builtins.KeyError
+    builtins.TypeError builtins.RuntimeError builtins.AssertionError builtins.KeyboardInterrupt builtins.IndexError
+    builtins.AttributeError builtins.OSError builtins.ImportError builtins.NotImplementedError builtins.StopIteration
+    builtins.ArithmeticError builtins.ZeroDivisionError builtins.LookupError builtins.Warning builtins.UserWarning
+    builtins.DeprecationWarning builtins.FutureWarning builtins.FileNotFoundError builtins.TimeoutError builtins.len
+    builtins.abs builtins.sum builtins.round builtins.reversed builtins.enumerate builtins.zip builtins.all
+    builtins.any builtins.repr builtins.ord builtins.chr builtins.hash builtins.id builtins.isinstance
+    builtins.issubclass builtins.callable builtins.divmod builtins.pow builtins.ascii builtins.bin builtins.hex
+    builtins.oct builtins.print datetime.date datetime.datetime datetime.time datetime.timedelta datetime.timezone
+    decimal.Decimal fractions.Fraction pathlib.Path pathlib.PosixPath pathlib.WindowsPath pathlib.PurePath
+    pathlib.PurePosixPath pathlib.PureWindowsPath uuid.UUID uuid.SafeUUID re._compile re.RegexFlag sre_compile.compile
+    copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor functools.partial signal.Signals signal.Handlers
+    io.BytesIO io.StringIO _io.BytesIO _io.StringIO itertools.count itertools.chain itertools.cycle itertools.repeat
+    itertools.islice string.Template random.Random enum.auto
+    typing.Any typing.Union typing.Optional typing.List typing.Dict typing.Tuple typing.Set typing.Callable
+    typing.Sequence typing.Iterable typing.Mapping typing.Type typing.Literal
+    numpy.bool_ numpy.bool numpy.int8 numpy.int16 numpy.int32 numpy.int64 numpy.intc numpy.intp numpy.int_
+    numpy.longlong numpy.uint8 numpy.uint16 numpy.uint32 numpy.uint64 numpy.uintc numpy.uintp numpy.uint
+    numpy.ulonglong numpy.float16 numpy.float32 numpy.float64 numpy.longdouble numpy.float128 numpy.float_
+    numpy.complex64 numpy.complex128 numpy.clongdouble numpy.str_ numpy.bytes_ numpy.void numpy.object_
+    numpy.datetime64 numpy.timedelta64 numpy.generic numpy.number numpy.integer numpy.floating numpy.matrix
+    numpy.recarray numpy.record numpy.rec.recarray numpy.rec.record numpy.core.records.recarray
+    numpy.core.records.record numpy._core.records.recarray numpy._core.records.record numpy.ma.core.MaskedArray
+    numpy.ma.core._mareconstruct numpy.matrixlib.defmatrix.matrix numpy.random._pickle.__bit_generator_ctor
+    numpy.random._pickle.__generator_ctor numpy.random._pickle.__randomstate_ctor numpy.random.mtrand.RandomState
+    numpy.random._generator.Generator numpy.random._mt19937.MT19937 numpy.random._pcg64.PCG64
+    numpy.random._pcg64.PCG64DXSM numpy.random._philox.Philox numpy.random._sfc64.SFC64
+    numpy.random.bit_generator.SeedSequence numpy.poly1d numpy.lib.polynomial.poly1d
+    scipy.sparse._csr.csr_matrix scipy.sparse.csr.csr_matrix scipy.sparse._csc.csc_matrix scipy.sparse.csc.csc_matrix
+    scipy.sparse._coo.coo_matrix scipy.sparse.coo.coo_matrix
+    torch.Generator torch.dtype torch.layout torch.memory_format torch.finfo torch.iinfo torch.strided
+    torch.contiguous_format torch.channels_last torch.channels_last_3d torch.preserve_format torch.sparse_coo
+    torch.sparse_csr torch.sum torch.mean torch.max torch.min torch.abs torch.exp torch.sqrt torch.sin torch.cos
+    torch.tanh torch.relu torch.sigmoid torch.softmax torch.log_softmax torch.square torch.add torch.mul torch.cat
+    torch.nn.Module torch.nn.Linear torch.nn.ReLU torch.nn.GELU torch.nn.SiLU torch.nn.Tanh torch.nn.Sigmoid
+    torch.nn.LayerNorm torch.nn.BatchNorm1d torch.nn.BatchNorm2d torch.nn.Conv1d torch.nn.Conv2d torch.nn.Conv3d
+    torch.nn.Dropout torch.nn.Identity torch.nn.Sequential torch.nn.ModuleList torch.nn.ModuleDict
+    torch.nn.parameter.UninitializedParameter torch.nn.parameter.UninitializedBuffer
+    torch.nn.utils.rnn.PackedSequence torch.cuda.amp.grad_scaler._refresh_per_optimizer_state
+    torch.amp.grad_scaler._refresh_per_optimizer_state torch.cuda.amp.grad_scaler.OptState
+    torch.amp.grad_scaler.OptState torch.utils.hooks.RemovableHandle torch.utils.hooks.unserializable_hook
+    torch.nn.functional.relu torch.nn.functional.relu_ torch.nn.functional.relu6 torch.nn.functional.gelu
+    torch.nn.functional.silu torch.nn.functional.mish torch.nn.functional.elu torch.nn.functional.selu
+    torch.nn.functional.celu torch.nn.functional.leaky_relu torch.nn.functional.hardtanh torch.nn.functional.hardswish
+    torch.nn.functional.hardsigmoid torch.nn.functional.softplus torch.nn.functional.softsign
+    torch.nn.functional.sigmoid torch.nn.functional.tanh torch.nn.functional.logsigmoid torch.nn.functional.glu
+    torch.nn.functional.prelu torch.nn.functional.rrelu torch.nn.functional.softmax torch.nn.functional.log_softmax
+    torch.nn.functional.normalize torch.nn.functional.layer_norm torch.nn.functional.cross_entropy
+    torch.nn.functional.mse_loss torch.nn.functional.l1_loss torch.nn.functional.smooth_l1_loss
+    torch.nn.functional.nll_loss torch.nn.functional.binary_cross_entropy
+    torch.nn.functional.binary_cross_entropy_with_logits torch.nn.functional.kl_div torch.nn.functional.dropout
+    torch.nn.functional.linear torch.nn.functional.embedding torch.nn.functional.conv1d torch.nn.functional.conv2d
+    torch.nn.functional.interpolate torch.nn.functional.pad torch.nn.functional.max_pool2d
+    torch.nn.functional.avg_pool2d torch.nn.functional.scaled_dot_product_attention
+    torch._C._nn.gelu torch._C._nn.silu torch._C._nn.leaky_relu torch._C._nn.hardtanh torch._C._nn.hardswish
+    torch._C._nn.hardsigmoid torch._C._nn.softplus torch._C._nn.elu torch._C._nn.mish torch._C._nn.relu6
+    torch._C._nn.log_sigmoid torch._C._nn.mse_loss torch._C._nn.linear
+    torch.nn.init.uniform_ torch.nn.init.normal_ torch.nn.init.trunc_normal_ torch.nn.init.constant_
+    torch.nn.init.ones_ torch.nn.init.zeros_ torch.nn.init.eye_ torch.nn.init.dirac_ torch.nn.init.xavier_uniform_
+    torch.nn.init.xavier_normal_ torch.nn.init.kaiming_uniform_ torch.nn.init.kaiming_normal_
+    torch.nn.init.orthogonal_ torch.nn.init.sparse_
+    timm.layers.norm.LayerNorm timm.layers.norm.LayerNorm2d timm.layers.norm.GroupNorm timm.layers.norm.RmsNorm
+    timm.models.layers.norm.LayerNorm timm.models.layers.norm.LayerNorm2d
+    torchvision.ops.misc.FrozenBatchNorm2d
+    deepspeed.runtime.zero.config.ZeroStageEnum deepspeed.runtime.fp16.loss_scaler.LossScaler
+    deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler deepspeed.utils.tensor_fragment.fragment_address
+    deepspeed.runtime.zero.stage_1_and_2.fragment_address deepspeed.utils.tensor_fragment.tensor_fragment
+    deepspeed.runtime.utils.CheckOverflow
+    transformers.trainer_utils.IntervalStrategy transformers.trainer_utils.SchedulerType
+    transformers.trainer_utils.HubStrategy transformers.trainer_utils.SaveStrategy
+    transformers.trainer_utils.EvaluationStrategy transformers.trainer_utils.FSDPOption
+    transformers.trainer_utils.ShardedDDPOption transformers.training_args.OptimizerNames
+    transformers.training_args.ParallelMode transformers.debug_utils.DebugOption
+    transformers.utils.quantization_config.QuantizationMethod
+    accelerate.utils.dataclasses.DistributedType accelerate.utils.dataclasses.PrecisionType
+    accelerate.utils.dataclasses.LoggerType accelerate.utils.dataclasses.RNGType
+    accelerate.utils.dataclasses.DynamoBackend accelerate.utils.dataclasses.ComputeEnvironment
+    accelerate.utils.dataclasses.SageMakerDistributedType accelerate.utils.dataclasses.CustomDtype
+    peft.utils.peft_types.PeftType peft.utils.peft_types.TaskType peft.utils.config.PeftType peft.utils.config.TaskType
+    trl.trainer.dpo_config.FDivergenceType sentence_transformers.training_args.BatchSamplers
+    sentence_transformers.training_args.MultiDatasetBatchSamplers
+    pyannote.audio.core.task.Problem pyannote.audio.core.task.Resolution
+    torch.distributed.fsdp.api.ShardingStrategy torch.distributed.fsdp.api.BackwardPrefetch
+    torch.distributed.fsdp.api.StateDictType torch.distributed.fsdp.fully_sharded_data_parallel.ShardingStrategy
+    torch.distributed.fsdp.fully_sharded_data_parallel.BackwardPrefetch
+    torch.distributed.fsdp.fully_sharded_data_parallel.StateDictType
+    torch.distributed.fsdp.wrap.size_based_auto_wrap_policy torch.distributed.fsdp.wrap.transformer_auto_wrap_policy
+    megatron.core.enums.ModelType megatron.model.enums.ModelType megatron.enums.PositionEmbeddingType
+    megatron.core.transformer.enums.AttnBackend megatron.core.transformer.enums.AttnMaskType
+    megatron.core.transformer.enums.LayerType megatron.core.transformer.enums.AttnType
+    olmo.config.StrEnum olmo.config.LayerNormType olmo.config.ActivationType olmo.config.BlockType
+    olmo.config.InitFnType olmo.config.OptimizerType olmo.config.SchedulerType olmo.config.FSDPWrapStrategy
+    olmo.config.FSDPPrecision olmo.config.CheckpointType olmo.config.ShardedCheckpointerType
+    olmo.config.DistributedStrategy olmo.config.ActivationCheckpointingStrategy olmo.config.PaddingDirection
+    olmo.config.TruncationDirection olmo.config.SpeedMonitorConfig
+    pandas.core.frame.DataFrame pandas.core.series.Series pandas.core.internals.managers.BlockManager
+    pandas.core.internals.managers.SingleBlockManager pandas._libs.internals._unpickle_block
+    pandas._libs.tslibs.timestamps._unpickle_timestamp pandas.core.indexes.range.RangeIndex
+    pandas.core.indexes.base.Index pandas.core.indexes.base._new_Index pandas.core.dtypes.dtypes.CategoricalDtype
+    sklearn.tree._tree.Tree sklearn.neighbors._kd_tree.KDTree sklearn.neighbors._kd_tree.newObj
+    sklearn.neighbors._ball_tree.BallTree sklearn.neighbors._ball_tree.newObj
+    sklearn.metrics._dist_metrics.EuclideanDistance sklearn.metrics._dist_metrics.newObj
+    fastai.optimizer.Adam fastai.optimizer.SGD fastai.optimizer.RMSProp fastai.optimizer.Lamb
+    fastai.optimizer.sgd_step fastai.optimizer.adam_step fastai.optimizer.weight_decay fastai.optimizer.l2_reg
+    fastai.optimizer.average_grad fastai.optimizer.average_sqr_grad fastai.optimizer.momentum_step
+    fastai.optimizer.step_stat fastai.optimizer.rms_prop_step fastai.optimizer.debias fastai.metrics.accuracy
+    fastai.metrics.error_rate fastai.losses.CrossEntropyLossFlat
+    efficientnet_pytorch.utils.GlobalParams efficientnet_pytorch.utils.BlockArgs)";
+
+/// Functions of NumPy, which call methods of their arguments.
+constexpr std::string_view value_use = R"(
+    numpy.mean numpy.sum numpy.sqrt numpy.exp numpy.log numpy.abs numpy.absolute numpy.log1p numpy.expm1 numpy.max
+    numpy.min numpy.median numpy.std numpy.var)";
+
+/// Packages whose classes are harmless if their constructors get no arguments of the file. The name of a class begins
+/// with a capital letter.
+constexpr std::string_view packages = R"(
+    torch.nn.modules torch.nn.parallel torch.nn.utils torch.nn.qat torch.nn.quantized torch.nn.quantizable
+    torch.nn.intrinsic torch.nn.attention torch.ao.nn torch.ao.quantization torch.ao.pruning torch.quantization
+    torch.optim torch.amp torch.cuda.amp torch.utils.data.dataset torch.utils.data.dataloader
+    torch.utils.data.sampler torch.utils.data.distributed torch.utils.hooks torch.utils.checkpoint
+    torch.distributed._shard torch.distributed._tensor torch.distributed.tensor torch.distributed.device_mesh
+    torch.distributed.checkpoint.metadata torch.distributed.checkpoint.planner torch.distributed.fsdp
+    torch.distributed._composable torch.distributed.algorithms torch.distributions torch._subclasses
+    numpy.dtypes torchao torchvision.models torchvision.ops torchvision.transforms torchvision.datasets torchaudio.models
+    torchaudio.transforms torchtext.vocab torchmetrics torchtune timm
+    transformers tokenizers accelerate peft trl diffusers sentence_transformers optimum bitsandbytes
+    datasets.features simpletransformers.config adapters
+    pytorch_lightning lightning lightning_fabric lightning_lite lightning_utilities lightly
+    deepspeed megatron apex fairscale colossalai xformers flash_attn olmo olmo_core verl composer llmfoundry
+    fairseq omegaconf yacs.config fvcore detectron2 mmcv mmengine mmdet mmseg mmpretrain mmcls mmaction mmpose mmocr
+    ultralytics.nn ultralytics.utils ultralytics.yolo ultralytics.models ultralytics.engine
+    models.yolo models.common models.experimental yolov5.models yolov7.models yolov6
+    segment_anything sam2 whisper clip.model open_clip ldm sgm basicsr gfpgan realesrgan facexlib TTS coqpit
+    pyannote.audio pyannote.core asteroid monai segmentation_models_pytorch efficientnet_pytorch facenet_pytorch
+    kornia einops.layers.torch torch_geometric.data pytorch3d fastai fastcore
+    sklearn pandas.core scipy.sparse gym.spaces gymnasium.spaces addict easydict
+    munch attrdict box)";
+
+/// Single classes of other packages, likewise: configurations, and subclasses of TrainingArguments of transformers.
+constexpr std::string_view single_classes = R"(
+    ml_collections.config_dict.config_dict.ConfigDict ml_collections.config_dict.config_dict.FrozenConfigDict
+    mmengine.config.config.ConfigDict mmcv.utils.config.ConfigDict
+    llava.train.train.TrainingArguments llava.train.train_dpo_ori.TrainingArguments
+    fastchat.train.train.TrainingArguments h4.training.config.DPOTrainingArguments
+    h4.training.config.TrainingArguments alignment.configs.SFTConfig alignment.configs.DPOConfig
+    swift.trainers.rlhf_arguments.DPOConfig open_r1.configs.SFTConfig open_r1.configs.GRPOConfig
+    axolotl.core.trainer_builder.AxolotlTrainingArguments
+    FlagEmbedding.baai_general_embedding.finetune.arguments.RetrieverTrainingArguments)";
+
+/// Classes of these packages that would do more than to keep the attributes that they get.
+constexpr std::string_view left_out = R"(
+    deepspeed.ops deepspeed.launcher torch.utils.data.datapipes transformers.agents transformers.tools
+    transformers.pipelines transformers.dynamic_module_utils transformers.commands transformers.onnx
+    accelerate.commands lightning.app pytorch_lightning.cli lightning.pytorch.cli sklearn.externals fastai.torch_imports
+    datasets.load optimum.exporters torchvision.io monai.bundle monai.apps mmengine.config mmcv.utils.config)";
+
+constexpr std::string_view is_harmless = "makes an object of a class that holds data, a module or an optimizer";
+
+/// Returns true if the module, or a package that it is in, is listed.
+bool is_below(std::string_view module, const WordSet& listed) {
+    for (std::size_t end = module.size(); end != module.npos && end > 0; end = module.substr(0, end).rfind('.'))
+        if (listed.contains(module.substr(0, end))) return true;
+    return false;
+}
+
+bool begins_with_capital(std::string_view name) { return !name.empty() && name[0] >= 'A' && name[0] <= 'Z'; }
+
+/// Returns true for a class of torch.nn, whose constructors only make tensors and keep their arguments.
+bool is_layer(const PickleGraph::Global& global) {
+    return global.module.starts_with("torch.nn.modules.") || global.module == "torch.nn.modules";
+}
+
+}  // namespace
+
+std::optional<Judgement> harmless_name(std::string_view name) {
+    static const WordSet listed = words_of(any_use);
+    static const WordSet values = words_of(value_use);
+    static const WordSet arguments = words_of(single_classes);
+    if (listed.contains(name)) return Judgement{Verdict::needs_classes, is_harmless};
+    if (values.contains(name)) return Judgement{Verdict::needs_classes, is_harmless, Use::value};
+    if (arguments.contains(name)) return Judgement{Verdict::needs_classes, is_harmless, Use::empty};
+    return std::nullopt;
+}
+
+std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
+    static const WordSet listed = words_of(packages);
+    static const WordSet excluded = words_of(left_out);
+    const std::size_t dot = global.name.find('.');
+    const std::string_view outer = global.name.substr(0, dot);
+    std::string whole = dotted({global.module, outer});
+    const bool by_name = harmless_name(whole).has_value();
+    const bool by_package =
+        begins_with_capital(outer) && is_below(global.module, listed) && !is_below(global.module, excluded);
+    if (!by_name && !by_package) return std::nullopt;
+    if (dot == global.name.npos)
+        return Judgement{Verdict::needs_classes, is_harmless, is_layer(global) ? Use::any : Use::empty};
+    // A nested class, or a member of an enumeration. A method of the class may be anything, if it is called.
+    const std::string_view inner = global.name.substr(global.name.rfind('.') + 1);
+    return Judgement{Verdict::needs_classes, is_harmless, begins_with_capital(inner) ? Use::empty : Use::value};
+}
+
+}  // namespace safemap::SAFEMAP_ABI::torch

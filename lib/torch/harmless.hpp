@@ -1,0 +1,16 @@
+// The classes and functions that files of training libraries need, and that run no code that a file chooses.
+#pragma once
+
+#include "torch/dangers.hpp"
+
+#include <optional>
+#include <string_view>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+/// Judges a class or function by its dotted name, if it is listed by that name.
+std::optional<Judgement> harmless_name(std::string_view name);
+/// Judges a class by its package, or one that is nested in a harmless class.
+std::optional<Judgement> harmless_class(const PickleGraph::Global& global);
+
+}  // namespace safemap::SAFEMAP_ABI::torch
