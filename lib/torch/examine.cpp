@@ -76,14 +76,15 @@ public:
         for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
             const Kind kind = pickle.kind(id);
             if (kind == Kind::bytes || kind == Kind::bytearray || kind == Kind::text) {
-                examine_bytes(pickle.text(id), record, depth);
+                if (may_be_pickle(pickle.text(id))) examine_bytes(pickle.text(id), record, depth);
+            } else if (is_call_of(pickle, id, load_from_bytes)) {
+                examine_loaded(pickle, pickle.items(pickle.call(id).arguments), record, depth);
             } else if (is_call_of(pickle, id, "_codecs.encode")) {
+                // The text of a pickle begins with the first byte in UTF-8. Other texts are examined as such.
                 const auto given = pickle.items(pickle.call(id).arguments);
-                // Protocol 2 writes bytes as a text, in which the first byte of a pickle has another form.
                 if (given.empty() || pickle.kind(given[0]) != Kind::text) continue;
                 if (!pickle.text(given[0]).starts_with("\xC2\x80")) continue;
-                Allowance allowance(2 * pickle.text(given[0]).size());
-                if (const auto bytes = encoded_text(pickle, given, allowance)) examine_bytes(*bytes, record, depth);
+                if (const auto bytes = encoded_bytes(pickle, id)) examine_bytes(*bytes, record, depth);
             }
         }
     }
@@ -104,13 +105,36 @@ private:
         findings_.add({"the pickle", std::move(why), Verdict::unknown, std::move(record)});
     }
 
-    void examine_bytes(std::string_view bytes, std::string_view record, unsigned depth) {
-        if (!may_be_pickle(bytes)) return;
+    Looked examine_bytes(std::string_view bytes, std::string_view record, unsigned depth) {
         std::vector<std::byte> copy(bytes.size());
-        std::memcpy(copy.data(), bytes.data(), bytes.size());
+        if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
         const std::uint64_t size = copy.size();
-        examine(memory_source("bytes in a pickle", std::move(copy)), {0, size}, std::string(record) + ", bytes in it",
-                depth + 1);
+        return examine(memory_source("bytes in a pickle", std::move(copy)), {0, size},
+                       std::string(record) + ", bytes in it", depth + 1);
+    }
+    /// Returns the bytes that protocol 2 writes as a text.
+    static std::optional<std::string> encoded_bytes(const PickleGraph& pickle, PickleGraph::Id call) {
+        const auto given = pickle.items(pickle.call(call).arguments);
+        if (given.empty() || pickle.kind(given[0]) != Kind::text) return std::nullopt;
+        Allowance allowance(2 * pickle.text(given[0]).size());
+        return encoded_text(pickle, given, allowance);
+    }
+    /// Examines the argument of torch.storage._load_from_bytes, which loads any pickle.
+    void examine_loaded(const PickleGraph& pickle, std::span<const PickleGraph::Id> given, std::string_view record,
+                        unsigned depth) {
+        Looked looked = Looked::at_other_data;
+        if (given.size() == 1) {
+            const Kind kind = pickle.kind(given[0]);
+            const bool plain = kind == Kind::bytes || kind == Kind::bytearray;
+            const bool encoded = is_call_of(pickle, given[0], "_codecs.encode");
+            const auto bytes = plain     ? std::optional(std::string(pickle.text(given[0])))
+                               : encoded ? encoded_bytes(pickle, given[0])
+                                         : std::nullopt;
+            if (bytes) looked = examine_bytes(*bytes, record, depth);
+        }
+        if (looked == Looked::at_pickles) return;
+        findings_.add({std::string(load_from_bytes), "unpickles again, but what it gets is no pickle that can be read",
+                       Verdict::runs_code, std::string(record)});
     }
 
     // Pickles that follow each other.
@@ -124,7 +148,8 @@ private:
             if (!read) return any ? Looked::at_pickles : Looked::at_other_data;
             const PickleGraph& pickle = read->pickle.graph;
             const bool names = !pickle.globals().empty();
-            if (read->pickle.fault && !names && !(at == part.offset && begins_pickle(read->bytes)))
+            if (read->pickle.fault && !names &&
+                !(at == part.offset && begins_pickle({read->bytes.data(), read->bytes.size()})))
                 return any ? Looked::at_pickles : Looked::at_other_data;
             any = true;
             judge(pickle, record, depth);
@@ -144,14 +169,15 @@ private:
     }
 
     struct Read {
-        std::string bytes;
+        std::vector<char> bytes;  ///< a vector, whose bytes stay in their place when it is moved: texts are views
         PartialPickle pickle;
     };
     /// Reads the pickle that begins a part, through windows that grow until they hold its end.
     std::optional<Read> read_pickle_at(const Source& source, Extent part, const std::string& record) {
         const std::uint64_t most = std::min(part.size, PickleLimits::most_bytes);
         for (std::uint64_t window = std::min(window_size, most);; window = std::min(window * window_growth, most)) {
-            Read read{.bytes = bytes_at(source, part, window), .pickle = {}};
+            Read read{.bytes = std::vector<char>(window), .pickle = {}};
+            source.read_at(part.offset, std::as_writable_bytes(std::span(read.bytes)));
             PickleLimits limits = PickleLimits::of_packed(window);
             limits.follows = part.size - window;
             try {

@@ -144,8 +144,8 @@ constexpr std::string_view packages = R"(
     torch.distributed._shard torch.distributed._tensor torch.distributed.tensor torch.distributed.device_mesh
     torch.distributed.checkpoint.metadata torch.distributed.checkpoint.planner torch.distributed.fsdp
     torch.distributed._composable torch.distributed.algorithms torch.distributions torch._subclasses
-    numpy.dtypes torchao torchvision.models torchvision.ops torchvision.transforms torchvision.datasets torchaudio.models
-    torchaudio.transforms torchtext.vocab torchmetrics torchtune timm
+    numpy.dtypes torchao torchvision.models torchvision.ops torchvision.transforms torchvision.datasets
+    torchaudio.models torchaudio.transforms torchtext.vocab torchmetrics torchtune timm
     transformers tokenizers accelerate peft trl diffusers sentence_transformers optimum bitsandbytes
     datasets.features simpletransformers.config adapters
     pytorch_lightning lightning lightning_fabric lightning_lite lightning_utilities lightly

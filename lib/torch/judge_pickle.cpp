@@ -67,7 +67,6 @@ public:
         : pickle_(pickle), is_data_(is_data), uses_(pickle.size()), roles_(pickle.size()), seen_(pickle.size()) {}
 
     PickleJudgement run() {
-        if (pickle_.globals().empty()) return {};
         if (pickle_.root() != PickleGraph::nothing) use(pickle_.root(), value);
         for (Id id = 0; id < pickle_.size(); ++id) look_at(id);
         for (Id id = 0; id < pickle_.size(); ++id)
