@@ -4,10 +4,12 @@
 //   - print_plan(): the plan, if it is printed before the outcome.
 //   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
 //   - open_in() and add_optimizer(): IN, and the state of its optimizer for --optimizer.
-//   - known_before(), note_parts(), as_written(), dtype_of(): notes, skipped objects, --keep-dtype and --dtype-of, by
+//   - known_before(), note_parts(), stored_by_new_names(), as_written(), dtype_of(): notes, skipped objects,
+//   --keep-dtype and --dtype-of, by
 //     the names of IN.
 #include "command.hpp"
 #include "convert_report.hpp"
+#include "describe.hpp"
 #include "entries.hpp"
 #include "layout.hpp"
 #include "many_nodes.hpp"
@@ -49,16 +51,14 @@ public:
         app.allow_extras();
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         app.option_defaults()->group(common.selecting);
-        app.add_option("--root", root_, "convert only this part of a nested state dict or module, for example model")
-            ->type_name("PATH");
         app.add_flag("--optimizer", optimizer_,
                      "also write the state of the optimizer, if IN has it apart from the model, to OUT/optimizer/");
         app.option_defaults()->group("Names");
-        add_repeatable(app, "--strip-prefix", prefixes_,
-                       "remove the prefix P from names that begin with it (repeatable)")
-            ->type_name("P");
-        add_repeatable(app, "--rename", rules_, "rename tensors, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
-            ->type_name("RULE");
+        renaming_.declare(app, "tensors");
+        add_repeatable(app, "--keep-name", keep_names_,
+                       "store the tied tensor that has this name under it (default: the name of the input embedding)")
+            ->type_name("NAME");
+        app.add_flag("--untie", options_.untie, "write a tensor for each name of a tied tensor");
         app.option_defaults()->group("Values");
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
@@ -118,18 +118,16 @@ public:
             throw Error(Errc::invalid_argument, "--quiet and --verbose contradict each other");
         take_out();
         if (continues()) hint_for_signals("to continue: " + typed);
-        Renaming renaming(prefixes_, rules_);
+        Renaming renaming(renaming_);
         MemoryPeak memory;
         ProgressBar bar(console);
-        const Checkpoint in = open_in();
-        const Checkpoint opened = root_.empty() ? in : root_of(in);
+        const Checkpoint opened = open_in();
         require_selection({opened}, common);
-        const Checkpoint chosen = opened.select(common.selection());
-        const Checkpoint model =
-            renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
+        const Checkpoint chosen = opened.select(common.selection()).stored_as(keep_names_);
+        const Checkpoint model = stored_by_new_names(renaming.apply(chosen), renaming);
         Around around = known_before(opened, chosen, model, renaming.notes());
-        around.findings = in.findings();
-        if (optimizer_) add_optimizer(in, around);
+        around.findings = opened.findings();
+        if (optimizer_) add_optimizer(opened, around);
         options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
         const Monitor monitor = print_plan(console, bar, memory, around);
@@ -143,7 +141,7 @@ public:
         output_begins();
         deferred.reset();
 
-        if (console.json()) console.result(convert_json(saved, around));
+        if (console.json()) console.result(convert_json(saved, around, opened));
         else {
             const std::string told = around.dry_run ? plan_text(saved, around, out_, options_.align_tensors)
                                                     : outcome_text(saved, around, out_);
@@ -206,7 +204,7 @@ private:
             throw Error(Errc::invalid_argument, "--optimizer writes a folder, but OUT is one file: " + printable(out_))
                 .with_hint("give an OUT that does not end in .safetensors or .sft");
         if (in_.size() == 1) return;
-        if (!root_.empty())
+        if (common.picks_part())
             throw Error(Errc::invalid_argument,
                         fmt::format("--root takes one nested state dict, but IN has {} paths", in_.size()));
         protect_shards();
@@ -320,7 +318,7 @@ private:
     Around known_before(const Checkpoint& opened, const Checkpoint& chosen, const Checkpoint& model,
                         const std::vector<std::string>& renaming) const {
         Around around{.from = from(),
-                      .aliases = model.aliases(),
+                      .aliases = options_.untie ? std::vector<AliasGroup>() : model.aliases(),
                       .skipped = opened.skipped(),
                       .notes = opened.notes(),
                       .layout = opened.layout(),
@@ -331,26 +329,31 @@ private:
         for (SkippedObject& object : around.skipped)
             object.quantized =
                 object.quantized && (chosen.find(object.name) != nullptr || opened.find(object.name) == nullptr);
-        if (root_.empty()) note_parts(opened, around.notes);
+        note_parts(opened, around.notes);
         around.notes.insert(around.notes.end(), renaming.begin(), renaming.end());
         return around;
     }
 
-    Checkpoint root_of(const Checkpoint& checkpoint) const {
-        try {
-            return checkpoint.below(root_);
-        } catch (Error& error) {
-            throw error.with_path(in_.front());
-        }
+    /// Returns the model with its tied tensors stored under the names of --keep-name, or the new names of a base class.
+    Checkpoint stored_by_new_names(const Checkpoint& model, Renaming& renaming) const {
+        std::vector<std::string> names;
+        for (const std::string& name : keep_names_) names.push_back(renaming.apply(name));
+        return model.stored_as(names);
     }
 
-    /// Notes the parts of a checkpoint that --root can select, if there are several.
+    /// Notes first that all parts of a checkpoint are converted, if there are several.
     static void note_parts(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
-        const std::vector<std::string> parts = checkpoint.parts();
-        if (parts.size() < 2) return;
+        constexpr std::size_t most = 16;  // a note with the thousands of parts of a list does not help
+        const std::vector<StatePart>& parts = checkpoint.all_parts();
+        if (parts.size() < 2 || !checkpoint.root().empty()) return;
         std::string all;
-        for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
-        notes.push_back("the checkpoint has the parts " + all + "; --root PART converts one of them");
+        for (std::size_t i = 0; i < std::min(most, parts.size()); ++i)
+            all += fmt::format("{}{} ({}, {})", i == 0 ? "" : ", ", parts[i].name,
+                               count_text(parts[i].tensors, "tensor"), bytes_text(parts[i].bytes));
+        if (parts.size() > most) all += fmt::format(" and {} more", parts.size() - most);
+        notes.insert(notes.begin(), fmt::format("all parts are converted: {}; --root auto takes the model, --root PART "
+                                                "one of them",
+                                                all));
     }
 
     /// Returns true if the same call continues, should this one be interrupted.
@@ -368,8 +371,7 @@ private:
             return save(out_, model, options);
         } catch (const Error& error) {
             if (error.code() == Errc::cancelled && continues()) throw how_to_continue(error);
-            if (error.code() == Errc::quantized_cast && !(prefixes_.empty() && rules_.empty()))
-                require_whole_casts(chosen);
+            if (error.code() == Errc::quantized_cast && !renaming_.empty()) require_whole_casts(chosen);
             throw;
         }
     }
@@ -449,13 +451,12 @@ private:
     std::string plan_;  // not printed yet
     std::vector<CLI::Option*> for_shards_;
     std::vector<CLI::Option*> for_ranks_;
-    std::string root_;
     bool no_extras_ = false;
     bool optimizer_ = false;
     std::vector<std::string> dtypes_of_;
     std::vector<std::string> keep_;
-    std::vector<std::string> prefixes_;
-    std::vector<std::string> rules_;
+    RenameOptions renaming_;
+    std::vector<std::string> keep_names_;
     SaveOptions options_ = {.allow_empty = false};
 };
 

@@ -191,10 +191,11 @@ std::vector<std::string> Around::all_notes(const SaveReport& saved) const {
     return all;
 }
 
-JsonWriter convert_json(const SaveReport& saved, const Around& around) {
+JsonWriter convert_json(const SaveReport& saved, const Around& around, const Checkpoint& opened) {
     JsonWriter json;
     json.begin_object();
     json.member("tensors", saved.tensors).member("files", saved.files);
+    write_parts(json, opened);
     json.member("bytes_read", saved.bytes_read).member("bytes_written", saved.bytes_written);
     json.member("seconds", around.seconds).member("peak_anon_bytes", around.peak_anon_bytes);
     json.key("cast").begin_object();

@@ -42,7 +42,8 @@ struct Around {
     std::vector<std::string> all_notes(const SaveReport& saved) const;
 };
 
-JsonWriter convert_json(const SaveReport& saved, const Around& around);
+/// Returns the report as JSON, with the parts of the checkpoint that was opened.
+JsonWriter convert_json(const SaveReport& saved, const Around& around, const Checkpoint& opened);
 /// Returns the report before the first byte is written. It has every note in a dry run.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors);
 /// Returns a line on the conversion, and after it what the plan has not said: skipped tensors, values that a cast

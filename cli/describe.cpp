@@ -69,6 +69,18 @@ std::string absolute_name(std::string_view text, const NameParts& stored) {
 
 }  // namespace
 
+void write_parts(JsonWriter& json, const Checkpoint& checkpoint) {
+    json.member("root", checkpoint.root());
+    json.key("parts").begin_array();
+    for (const StatePart& part : checkpoint.all_parts())
+        json.begin_object()
+            .member("name", part.name)
+            .member("tensors", part.tensors)
+            .member("bytes", part.bytes)
+            .end_object();
+    json.end_array();
+}
+
 void write_shape(JsonWriter& json, std::string_view key, const Shape& shape) {
     json.key(key).begin_array();
     for (const std::uint64_t dimension : shape) json.value(dimension);

@@ -13,6 +13,9 @@
 
 namespace safemap::cli {
 
+/// Writes the members `root` and `parts`.
+void write_parts(JsonWriter& json, const Checkpoint& checkpoint);
+
 /// Writes a shape as the member `key`: [2, 3].
 void write_shape(JsonWriter& json, std::string_view key, const Shape& shape);
 

@@ -13,6 +13,7 @@
 #include <fmt/core.h>
 
 #include <string_view>
+#include <utility>
 
 namespace safemap::cli {
 namespace {
@@ -98,29 +99,53 @@ public:
         add_bound("--atol", &Tolerance::atol, "absolute tolerance: values are equal if |a - b| <= atol + rtol * |b|");
         add_bound("--rtol", &Tolerance::rtol, "relative tolerance, in proportion to |b|");
         app.add_flag("--cast", cast_, "compare values of different floating-point dtypes");
-        add_repeatable(app, "--strip-prefix", prefixes_, "remove the prefix P from names of A (repeatable)")
-            ->type_name("P");
-        add_repeatable(app, "--rename", rules_, "rename tensors of A, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
-            ->type_name("RULE");
+        renaming_.declare(app, "tensors of A and B");
     }
 
     int run(Console& console) override {
-        Renaming renaming(prefixes_, rules_);
-        const Checkpoint a = Checkpoint::open(a_, common.open);
-        const Checkpoint b = Checkpoint::open(b_, common.open);
-        const Checkpoint renamed =
-            renaming.empty() ? a : a.renamed([&](std::string_view name) { return renaming.apply(name); });
+        Renaming renaming(renaming_);
+        std::vector<std::string> notes;
+        const auto [opened_a, opened_b] = open_both(notes);
+        const auto [a, b] = renamed(renaming, opened_a, opened_b);
         if (renaming.empty()) require_selection({a, b}, common);
-        else if (all_names(renamed, common.selection()).empty()) require_selection({b}, common);
-        DiffReport report = compare(console, renamed, b);
-        const std::vector<std::string> notes = renaming.notes();
+        else if (all_names(a, common.selection()).empty()) require_selection({b}, common);
+        DiffReport report = compare(console, a, b);
+        const std::vector<std::string> unused = renaming.notes();
+        notes.insert(notes.end(), unused.begin(), unused.end());
         report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         if (console.json()) console.result(as_json(report));
-        else console.result(as_text(report, renamed, b));
+        else console.result(as_text(report, a, b));
         return report.equal() ? 0 : 1;
     }
 
 private:
+    using Sides = std::pair<Checkpoint, Checkpoint>;
+
+    /// Opens A and B. --root is the part of each side that has it, and has to be in one of them.
+    Sides open_both(std::vector<std::string>& notes) const {
+        bool a_lacks = false;
+        bool b_lacks = false;
+        Sides sides{open_side(a_, common, a_lacks), open_side(b_, common, b_lacks)};
+        if (a_lacks && b_lacks) static_cast<void>(Checkpoint::open(a_, common.open));  // throws
+        if (a_lacks || b_lacks)
+            notes.push_back(fmt::format("{} has no part '{}', and is compared as it is", a_lacks ? "A" : "B",
+                                        printable(*common.open.root)));
+        return sides;
+    }
+
+    static Sides renamed(Renaming& renaming, const Checkpoint& a, const Checkpoint& b) {
+        if (renaming.empty()) return {a, b};
+        const RenamedSides names(renaming, names_of(a), names_of(b));
+        return {a.renamed([&](std::string_view name) { return names.a(name); }),
+                b.renamed([&](std::string_view name) { return names.b(name); })};
+    }
+
+    static std::vector<std::string> names_of(const Checkpoint& checkpoint) {
+        std::vector<std::string> names;
+        for (const NamedTensor& named : all_names(checkpoint)) names.emplace_back(named.name);
+        return names;
+    }
+
     DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b) const {
         ProgressBar bar(console);
         DiffOptions options{.selection = common.selection(), .tolerance = tolerance_, .cast = cast_};
@@ -167,8 +192,7 @@ private:
     std::string b_;
     std::optional<Tolerance> tolerance_;
     bool cast_ = false;
-    std::vector<std::string> prefixes_;
-    std::vector<std::string> rules_;
+    RenameOptions renaming_;
 };
 
 }  // namespace

@@ -40,7 +40,7 @@ public:
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
         for (const std::string& pair : set_) add_pair(pair, options);
-        Renaming renaming({}, rules_);
+        Renaming renaming({.rules = rules_});
         if (!renaming.empty()) add_names(renaming, options);
         std::vector<std::string> notes = renaming.notes();
         const EditReport report = edit(file_, options);
@@ -60,7 +60,10 @@ private:
 
     /// Adds the names that the rules change to `options`.
     void add_names(Renaming& renaming, EditOptions& options) const {
-        const Checkpoint model = Checkpoint::open(file_, common.open);
+        OpenOptions open = common.open;
+        open.root.reset();
+        open.stored_names = true;
+        const Checkpoint model = Checkpoint::open(file_, open);
         for (const NamedTensor& named : all_names(model)) {
             std::string after = renaming.apply(named.name);
             if (after != named.name) options.rename.emplace(named.name, std::move(after));

@@ -1,4 +1,4 @@
-// Finds out which option leaves no tensor, and quotes it as it was typed.
+// Opens the sides of a comparison. Finds out which option leaves no tensor, and quotes it as it was typed.
 #include "entries.hpp"
 
 #include "output.hpp"
@@ -24,6 +24,20 @@ std::string as_given(std::string_view option, const std::vector<std::string>& gl
 }
 
 }  // namespace
+
+Checkpoint open_side(const std::string& path, const CommonOptions& common, bool& lacks_part) {
+    lacks_part = false;
+    if (!common.open.root || common.open.root->empty()) return Checkpoint::open(path, common.open);
+    try {
+        return Checkpoint::open(path, common.open);
+    } catch (const Error& error) {
+        if (error.code() != Errc::invalid_argument) throw;
+    }
+    OpenOptions whole = common.open;
+    whole.root.reset();
+    lacks_part = true;
+    return Checkpoint::open(path, whole);
+}
 
 std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common) {
     const auto selects = [&](const Selection& selection) {

@@ -1,4 +1,4 @@
-// Errors for --include and --exclude that select no tensor.
+// The sides of a comparison, and errors for --include and --exclude that select no tensor.
 #pragma once
 
 #include "options.hpp"
@@ -12,6 +12,10 @@ namespace safemap::cli {
 
 /// The checkpoints that a selection applies to: one, or the two that are compared.
 using Checkpoints = std::initializer_list<Checkpoint>;
+
+/// Opens one of two checkpoints that are compared. If --root names a part that it lacks, opens it without --root and
+/// sets `lacks_part`.
+Checkpoint open_side(const std::string& path, const CommonOptions& common, bool& lacks_part);
 
 /// Returns a message that names the globs if there are tensors and `common` selects none of them; else empty.
 std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common);

@@ -106,6 +106,7 @@ JsonWriter as_json(const Chosen& chosen, FileNames files, const std::vector<std:
     for (const auto& [key, value] : checkpoint.metadata()) json.member(key, value);
     json.end_object();
     json.member("total_bytes", chosen.tensors.total_bytes());
+    write_parts(json, checkpoint);
     json.key("tensors").begin_array();
     for (const NamedTensor& named : chosen.names)
         write_tensor(json, named.name, checkpoint.tensor(named.tensor), files);
@@ -261,6 +262,20 @@ std::string prefix_lines(const Checkpoint& tensors) {
     return table.text();
 }
 
+/// Returns a line for each part, if names do not show the parts, or if there are several.
+std::string part_lines(const Checkpoint& checkpoint) {
+    const std::vector<StatePart>& parts = checkpoint.all_parts();
+    if (checkpoint.root().empty() && parts.size() < 2) return {};
+    Table table({Align::left, Align::right, Align::right, Align::left});
+    const std::string taken = checkpoint.root().substr(0, checkpoint.root().find('/'));
+    for (const StatePart& part : parts) {
+        const bool is_taken = !checkpoint.root().empty() && part.name == taken;
+        table.row({printable(part.name), count_text(part.tensors, "tensor"), bytes_text(part.bytes),
+                   is_taken ? "names are below " + printable(checkpoint.root()) : ""});
+    }
+    return table.text();
+}
+
 std::string beginning_of(const std::string& text) {
     constexpr std::size_t longest = 100;
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
@@ -406,6 +421,7 @@ private:
         text += training_line(checkpoint.training());
         text += section("tensors", tree_ ? Tree(folded).text() : tensor_table(folded));
         text += section("files", shards.lines());
+        text += section("parts", part_lines(checkpoint));
         if (!tree_) text += section("prefixes", prefix_lines(tensors));
         text += section("dtypes", dtype_lines(tensors));
         text += section("tied", tied_lines(chosen));

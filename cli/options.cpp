@@ -28,7 +28,17 @@ void CommonOptions::declare(CLI::App& app) {
                "longest header of a safetensors file, to read and to write (default: 100MB)")
         ->type_name("SIZE");
     app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name an unknown class or function");
+    const auto take_root = [this](const std::string& path) {
+        open.root_auto = path == "auto";
+        open.root = open.root_auto ? std::nullopt : std::optional(path);
+    };
+    app.add_option_function<std::string>("--root", take_root,
+                                         "the part of a nested state dict to use: a path such as model, auto for the "
+                                         "model, or '' for all with whole paths (default: the only part with tensors)")
+        ->group(selecting)
+        ->type_name("PATH");
     if (trainable) {
+        app.add_flag("--ema", open.ema, "use averages of weights (EMA) in the places of the weights")->group(selecting);
         add_parsed(
             app, "--weights", open.weights, parse_weights,
             "weights of a DeepSpeed folder: the fp32 masters (fp32), or the 16-bit weights of the module (module)")

@@ -26,6 +26,8 @@ struct CommonOptions {
     std::string selecting = "Every command";  ///< the group of --include and --exclude in --help
 
     void declare(CLI::App& app);
+    /// Returns true if --root names a part, or lets safemap find the model.
+    bool picks_part() const noexcept { return open.root_auto || (open.root && !open.root->empty()); }
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }
     Selection selection() const;
 };

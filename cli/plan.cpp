@@ -2,8 +2,10 @@
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
+#include "rename.hpp"
 
 #include <safemap/advanced/fold.hpp>
+#include <safemap/advanced/names.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/plan.hpp>
 
@@ -101,12 +103,16 @@ public:
                        "what the model expects: JSON {\"name\": {\"dtype\", \"shape\"}, ...}, or another checkpoint")
             ->required()
             ->type_name("FILE");
+        renaming_.declare(app, "tensors of both sides");
         app.add_flag("--non-strict", non_strict_, "allow missing and unexpected tensors, and report them");
     }
 
     int run(Console& console) override {
-        const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
-        const std::vector<ExpectedTensor> expected = read_expected(expect_, common.open);
+        bool lacks_part = false;
+        const Checkpoint opened = open_side(path_, common, lacks_part);
+        std::vector<ExpectedTensor> expected = expectation(lacks_part);
+        Renaming renaming(renaming_);
+        const Checkpoint checkpoint = rename_both(renaming, opened, expected);
         LoadOptions options{.selection = common.selection()};
         if (non_strict_) {
             options.fill = Fill::none;
@@ -115,13 +121,42 @@ public:
         const auto selected = [&](const ExpectedTensor& tensor) { return options.selection.matches(tensor.name); };
         if (std::none_of(expected.begin(), expected.end(), selected)) require_selection({checkpoint}, common);
 
-        const LoadPlan plan = plan_load(checkpoint, expected, options);
+        LoadPlan plan = plan_load(checkpoint, expected, options);
+        const std::vector<std::string> unused = renaming.notes();
+        plan.notes.insert(plan.notes.begin(), unused.begin(), unused.end());
         if (console.json()) console.result(as_json(plan));
         else console.result(as_text(plan));
         return plan.ok() ? 0 : 1;
     }
 
 private:
+    /// Returns what the model expects. --root has to be a part of one side; a side without it is taken as it is.
+    std::vector<ExpectedTensor> expectation(bool lacks_part) const {
+        try {
+            return read_expected(expect_, common.open);
+        } catch (const Error& error) {
+            if (error.code() != Errc::invalid_argument || !common.picks_part() || lacks_part) throw;
+        }
+        OpenOptions whole = common.open;
+        whole.root.reset();
+        whole.root_auto = false;
+        return read_expected(expect_, whole);
+    }
+
+    static Checkpoint rename_both(Renaming& renaming, const Checkpoint& opened, std::vector<ExpectedTensor>& expected) {
+        if (renaming.empty()) return opened;
+        std::vector<std::string> found;
+        std::vector<std::string> wanted;
+        for (const NamedTensor& named : all_names(opened)) found.emplace_back(named.name);
+        for (const ExpectedTensor& tensor : expected) wanted.push_back(tensor.name);
+        const RenamedSides names(renaming, found, wanted);
+        for (ExpectedTensor& tensor : expected) {
+            tensor.name = names.b(tensor.name);
+            if (!tensor.alias_of.empty()) tensor.alias_of = names.b(tensor.alias_of);
+        }
+        return opened.renamed([&](std::string_view name) { return names.a(name); });
+    }
+
     std::string headline(const LoadPlan& plan) const {
         const std::string path = printable(path_);
         const std::string expect = printable(expect_);
@@ -148,6 +183,7 @@ private:
     std::string path_;
     std::string expect_;
     bool non_strict_ = false;
+    RenameOptions renaming_;
 };
 
 }  // namespace

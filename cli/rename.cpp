@@ -1,6 +1,8 @@
-// Translates each rule to an expression of std::regex, with limits on its length and on that of names.
+// Removes prefixes, suffixes and what wrappers add to names. Translates each rule to an expression of std::regex, with
+// limits on its length and on that of names.
 #include "rename.hpp"
 
+#include "options.hpp"
 #include "output.hpp"
 
 #include <safemap/advanced/text.hpp>
@@ -8,7 +10,9 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cctype>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::cli {
@@ -19,6 +23,22 @@ namespace {
 constexpr std::size_t longest_name = 1024;
 // The parser of std::regex recurses once for each level of nested groups.
 constexpr std::size_t longest_rule = 4096;
+
+/// A part of names that a wrapper of modules adds. docs/convert.md has the same table.
+struct Wrapper {
+    std::string_view part;
+    std::string_view writer;
+};
+
+constexpr std::array wrappers{
+    Wrapper{"_orig_mod.", "torch.compile"},
+    Wrapper{"_forward_module.", "Lightning"},
+    Wrapper{"_fsdp_wrapped_module.", "FSDP"},
+    Wrapper{"_fpw_module.", "FairScale"},
+    Wrapper{"_checkpoint_wrapped_module.", "activation checkpointing"},
+    Wrapper{"base_model.model.", "PEFT"},
+    Wrapper{"module.", "DistributedDataParallel and its kind"},
+};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -123,17 +143,53 @@ std::string RenameRule::apply(const std::string& name) const {
     }
 }
 
-Renaming::Renaming(const std::vector<std::string>& prefixes, const std::vector<std::string>& rules) {
-    for (const std::string& prefix : prefixes) prefixes_.push_back({prefix});
-    for (const std::string& rule : rules) rules_.push_back({RenameRule(rule)});
+void RenameOptions::declare(CLI::App& app, const std::string& tensors) {
+    app.add_flag("--clean", clean,
+                 "remove what wrappers add to names of " + tensors + ", anywhere: module., _orig_mod., ...");
+    add_repeatable(app, "--strip-prefix", prefixes,
+                   "remove the prefix P from names of " + tensors + " that begin with it (repeatable)")
+        ->type_name("P");
+    add_repeatable(app, "--strip-suffix", suffixes,
+                   "remove the suffix S from names of " + tensors + " that end with it (repeatable)")
+        ->type_name("S");
+    add_repeatable(app, "--rename", rules, "rename " + tensors + ", after the options above: 's/RE/TEXT/' (repeatable)")
+        ->type_name("RULE");
+}
+
+Renaming::Renaming(const RenameOptions& options) : clean_(options.clean), empty_(options.empty()) {
+    for (const std::string& prefix : options.prefixes) prefixes_.push_back({prefix});
+    for (const std::string& suffix : options.suffixes) suffixes_.push_back({suffix});
+    for (const std::string& rule : options.rules) rules_.push_back({RenameRule(rule)});
+}
+
+std::string Renaming::cleaned(std::string_view name) {
+    std::string after(name);
+    for (const Wrapper& wrapper : wrappers) {
+        bool found = false;
+        for (std::size_t at = 0; (at = after.find(wrapper.part, at)) != after.npos;) {
+            const bool begins = at == 0 || after[at - 1] == '.' || after[at - 1] == '/';
+            if (begins) after.erase(at, wrapper.part.size());
+            else ++at;
+            found = found || begins;
+        }
+        if (!found) continue;
+        Cleaned& cleaned = cleaned_[wrapper.part];
+        if (cleaned.names++ == 0) cleaned.example = name;
+    }
+    return after;
 }
 
 std::string Renaming::apply(std::string_view name) {
-    std::string after(name);
+    std::string after = clean_ ? cleaned(name) : std::string(name);
     for (auto& [prefix, used] : prefixes_) {
         if (!after.starts_with(prefix)) continue;
         used = true;
         after.erase(0, prefix.size());
+    }
+    for (auto& [suffix, used] : suffixes_) {
+        if (!after.ends_with(suffix)) continue;
+        used = true;
+        after.erase(after.size() - suffix.size());
     }
     for (auto& [rule, used] : rules_) {
         std::string changed = rule.apply(after);
@@ -145,13 +201,45 @@ std::string Renaming::apply(std::string_view name) {
     return after;
 }
 
+Checkpoint Renaming::apply(const Checkpoint& checkpoint) {
+    return empty() ? checkpoint : checkpoint.renamed([this](std::string_view name) { return apply(name); });
+}
+
 std::vector<std::string> Renaming::notes() const {
     std::vector<std::string> notes;
+    for (const Wrapper& wrapper : wrappers)
+        if (const auto found = cleaned_.find(wrapper.part); found != cleaned_.end())
+            notes.push_back(fmt::format("--clean: '{}' of {} removed from {}, such as '{}'", wrapper.part,
+                                        wrapper.writer, count_text(found->second.names, "name"),
+                                        printable(found->second.example)));
+    if (clean_ && cleaned_.empty()) notes.emplace_back("--clean: no name has a part that a wrapper adds");
     for (const auto& [prefix, used] : prefixes_)
         if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins with it", prefix));
+    for (const auto& [suffix, used] : suffixes_)
+        if (!used) notes.push_back(fmt::format("--strip-suffix '{}': no name ends with it", suffix));
     for (const auto& [rule, used] : rules_)
         if (!used) notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
     return notes;
+}
+
+RenamedSides::RenamedSides(Renaming& renaming, const std::vector<std::string>& a, const std::vector<std::string>& b) {
+    for (const std::string& name : a) a_.emplace(name, renaming.apply(name));
+    for (const std::string& name : b) b_.emplace(name, renaming.apply(name));
+    std::unordered_set<std::string_view> on_b;
+    for (const auto& [before, after] : b_) {
+        on_b.insert(before);
+        on_b.insert(after);
+    }
+    for (auto& [before, after] : a_)
+        if (!on_b.contains(after) && on_b.contains(before)) after = before;
+    std::unordered_set<std::string_view> on_a;
+    for (const auto& [before, after] : a_) on_a.insert(after);
+    std::vector<Names::value_type*> stay;
+    for (auto& entry : b_) {
+        const bool taken = entry.second != entry.first && b_.contains(entry.second);
+        if (on_a.contains(entry.first) || taken) stay.push_back(&entry);
+    }
+    for (Names::value_type* const entry : stay) entry->second = entry->first;
 }
 
 }  // namespace safemap::cli

@@ -156,9 +156,19 @@ public:
     const std::vector<SkippedObject>& skipped() const& noexcept;
     const std::vector<SkippedObject>& skipped() const&& = delete;
     /// Returns the groups of names of tied tensors. In each group the stored name comes first; the other names can be
-    /// looked up too. In safetensors the other names are keys of the metadata; see docs/format.md.
+    /// looked up too. In safetensors the other names are keys of the metadata. In a `.pt`, the stored name is the one
+    /// that stored_as() gives. See docs/format.md.
     const std::vector<AliasGroup>& aliases() const& noexcept;
     const std::vector<AliasGroup>& aliases() const&& = delete;
+
+    /// Returns the parts of the checkpoint as it was opened, also those that OpenOptions::root left out. Empty for a
+    /// flat state dict and for a checkpoint without a tree. below(), select() and renamed() do not change them.
+    const std::vector<StatePart>& all_parts() const& noexcept;
+    const std::vector<StatePart>& all_parts() const&& = delete;
+    /// Returns the path of the part that the names of the tensors are relative to, such as "state_dict": of the part
+    /// that OpenOptions::root or below() took. Empty if names are those of the whole checkpoint.
+    const std::string& root() const& noexcept;
+    const std::string& root() const&& = delete;
 
     /// Returns the number of stored tensors. A tied tensor counts once.
     std::size_t size() const noexcept;
@@ -203,6 +213,7 @@ public:
     operator std::span<const LazyTensor>() const&& = delete;
 
     /// Returns the nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
+    /// The tree is whole, unless OpenOptions::root or below() took one of several parts.
     /// select() and renamed() do not change the tree: it has all tensors, under the names that they were opened with.
     /// The tree of a flat state dict, one without nested dicts, is built on the first call, in linear time.
     [[nodiscard]] const StateTree* tree() const&;
@@ -220,13 +231,19 @@ public:
     /// another pair. Exceptions of `function` pass through. Throws invalid_argument for an empty
     /// function. Takes linear time.
     Checkpoint renamed(const std::function<std::string(std::string_view)>& function) const;
+    /// Returns a checkpoint in which each tied tensor is stored under one of `names`, if it has one of them, or else
+    /// under the name that the base class of a model loads: of an input embedding rather than of an output layer, such
+    /// as `model.embed_tokens.weight` rather than `lm_head.weight` (docs/format.md has the table), or else under the
+    /// name that it was stored under. Metadata pairs that declare a tie follow. Throws tensor_not_found for a name that
+    /// no tensor has, and invalid_argument for two names of one tensor. Takes time linear in all names.
+    Checkpoint stored_as(std::span<const std::string> names = {}) const;
     /// Returns a checkpoint of the part of the tree at `path`. Its names are relative to `path`, and are those of the
     /// tree: names that renamed() gave are lost. Tensors that select() left out are in skipped(). Throws
     /// invalid_argument if there is no tree or `path` leads to nothing; the hint lists candidates. Takes time linear in
     /// the tree.
     Checkpoint below(std::string_view path) const;
     /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer": arguments for
-    /// below(). Empty for a flat state dict and for a checkpoint without a tree.
+    /// below(), at most 16. Empty for a flat state dict and for a checkpoint without a tree.
     [[nodiscard]] std::vector<std::string> parts() const;
 
     /// Returns what the folder says of the training run; nothing if it is not a folder of a training framework.

@@ -5,6 +5,7 @@
 #include <safemap/progress.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI {
@@ -92,6 +93,30 @@ struct OpenOptions {
     /// If true, one file of a set of ranks that is opened by itself gives the local parts that it holds, as any torch
     /// file. If false, it gives whole tensors if it holds them, and otherwise throws rank_missing.
     bool as_parts = false;
+    /// The part of a nested state dict that is given. Its tensors have the names that they have in it.
+    ///
+    /// | `root` | the tensors, for a file with `{"state_dict": {"model.w": w}, "epoch": 3}` |
+    /// | --- | --- |
+    /// | not set | if exactly one entry of the root holds all tensors, and is a dict or a module: `model.w` |
+    /// | "" | everything, under the path of each tensor: `state_dict/model.w` |
+    /// | "state_dict" | the same as Checkpoint::below("state_dict") |
+    ///
+    /// The entry that holds all tensors is taken as often as there is one: `{"state_dict": {"model": {...}}}` gives the
+    /// names below `state_dict/model`. tree() still has the whole tree. The state that optimizer() returns keeps its
+    /// paths, and so do folders of DeepSpeed, whose names are those of the model. Throws invalid_argument for a path
+    /// that leads to nothing.
+    std::optional<std::string> root = std::nullopt;
+    /// If true, and several parts hold tensors: takes the model by the names that trainers give to it, such as
+    /// `state_dict` and `model` (docs/format.md has the table), and notes what it took and what it left. Throws
+    /// invalid_argument if no part has such a name. A checkpoint without several parts is given whole. `root` wins.
+    bool root_auto = false;
+    /// If true, no part is taken, and tensors have the names that are stored: in safetensors those of the file, in a
+    /// `.pt` their paths. edit() changes these names. `root` wins.
+    bool stored_names = false;
+    /// If true, averages of weights (exponential moving averages, EMA) take the places of the weights that they shadow,
+    /// and have no other names; a note counts them. docs/format.md has the forms. Throws tensor_not_found if there are
+    /// no averages, and model_mismatch if one shadows no weight, or a weight of another shape.
+    bool ema = false;
 
     // Options that affect performance.
     /// Threads for the headers of many files, at most 256. A stop request cancels between two files. No progress is

@@ -123,6 +123,9 @@ struct SaveOptions {
     IndexStyle index_style = IndexStyle::hub;
     /// When to write the structure document of a checkpoint. A list of tensors has no structure.
     StructurePolicy structure = StructurePolicy::automatic;
+    /// Writes a tensor for each name of a tied tensor, and no metadata that declares the tie. Readers that look for
+    /// each name find it, and the files are larger. Has no effect on a list of tensors.
+    bool untie = false;
     /// Writes a digest of each tensor, computed while it is written, and a digest of all tensors to the metadata:
     /// `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. verify() checks them; other readers
     /// ignore them. Digests that the metadata already has are never kept.

@@ -144,6 +144,13 @@ SAFEMAP_API std::ostream& operator<<(std::ostream& out, const StateTree& tree);
 /// The names of one tied tensor: the stored name first, then its aliases.
 using AliasGroup = std::vector<std::string>;
 
+/// A part of a nested state dict: an entry of its root that holds tensors.
+struct StatePart {
+    std::string name;
+    std::size_t tensors = 0;  ///< stored tensors; a tied tensor counts in its first part
+    std::uint64_t bytes = 0;
+};
+
 /// An object of a checkpoint that is not listed as a tensor.
 struct SkippedObject {
     std::string name;        ///< path

@@ -1,15 +1,18 @@
 // Implements Checkpoint: opens checkpoints and gives access to their contents.
 #include <safemap/checkpoint.hpp>
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/near_names.hpp"
 #include "checkpoint/state.hpp"
 #include "lazy/page_cache.hpp"
 #include "open/formats.hpp"
+#include "open/read.hpp"
 #include "safetensors/digests.hpp"
 #include "state/fingerprint.hpp"
 #include "state/flat_dict.hpp"
+#include "state/parts.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -74,11 +77,22 @@ void Checkpoint::State::add_aliases(const AliasGroup& group) {
     }
 }
 
+std::shared_ptr<const Checkpoint::State> Checkpoint::State::opened(Contents contents, const std::string& where,
+                                                                   const OpenOptions& options) {
+    about_file(where, [&] {
+        if (options.ema) open::take_averages(contents, where, options);
+        state::take_root(contents, options);
+    });
+    const bool stored_names = contents.format == Format::safetensors;  // a pickle has no stored names
+    const Checkpoint checkpoint(std::make_shared<const State>(std::move(contents)));
+    return stored_names ? checkpoint.state_ : checkpoint.stored_as().state_;
+}
+
 Checkpoint::Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
 Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions& options) {
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(open::read_path(path, options, faults)));
+    return Checkpoint(State::opened(open::read_path(path, options, faults), path.native(), options));
 }
 
 Checkpoint Checkpoint::open(const char* path, const OpenOptions& options) {
@@ -87,20 +101,22 @@ Checkpoint Checkpoint::open(const char* path, const OpenOptions& options) {
 
 Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const OpenOptions& options) {
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(open::read_paths(files, options, faults)));
+    Contents contents = open::read_paths(files, options, faults);
+    return Checkpoint(State::opened(std::move(contents), files.front().native(), options));
 }
 
 Checkpoint Checkpoint::open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options) {
     if (std::find(files.begin(), files.end(), nullptr) != files.end())
         throw Error(Errc::invalid_argument, "the source is null");
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(open::read_files(files, options, faults)));
+    Contents contents = open::read_files(files, options, faults);
+    return Checkpoint(State::opened(std::move(contents), files.front()->name(), options));
 }
 
 Checkpoint Checkpoint::open(std::shared_ptr<const Source> source, const OpenOptions& options) {
     if (!source) throw Error(Errc::invalid_argument, "the source is null");
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(open::read_file(source, options, faults)));
+    return Checkpoint(State::opened(open::read_file(source, options, faults), source->name(), options));
 }
 
 Format Checkpoint::format() const noexcept { return state_->contents.format; }
@@ -115,6 +131,8 @@ const Findings& Checkpoint::findings() const& noexcept { return state_->contents
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
 const StateTree* Checkpoint::tree() const& { return state_->tree(); }
+const std::vector<StatePart>& Checkpoint::all_parts() const& noexcept { return state_->contents.parts; }
+const std::string& Checkpoint::root() const& noexcept { return state_->contents.root; }
 
 const std::optional<TrainingLayout>& Checkpoint::layout() const& noexcept { return state_->contents.layout; }
 

@@ -8,7 +8,7 @@
 #include "checkpoint/origin.hpp"
 #include "checkpoint/state.hpp"
 #include "state/modules.hpp"
-#include "state/names.hpp"
+#include "state/parts.hpp"
 #include "state/structure.hpp"
 #include "state/walk.hpp"
 
@@ -30,14 +30,6 @@ namespace {
 using Names = std::vector<NamedTensor>;
 
 constexpr std::size_t most_parts = 16;  // a hint with the thousands of parts of a list does not help
-
-/// Returns true if a part is a state, and not a single tensor, which may have parts as a sparse tensor has.
-bool is_state(const StateTree::Node& node) {
-    const auto* opaque = std::get_if<StateTree::Opaque>(&node);
-    const bool is_object = opaque != nullptr && opaque->form == StateTree::Opaque::Form::object;
-    return is_object || std::holds_alternative<StateTree::Dict>(node) ||
-           std::holds_alternative<StateTree::Sequence>(node);
-}
 
 /// Searches the parts of a tree for tensors. Looks at each node once: a container in several places belongs to the
 /// first.
@@ -65,31 +57,6 @@ private:
     std::vector<bool> searched_;
 };
 
-/// Returns the names that tensors have without the part at `path`, by node: stored names that join the keys of the path
-/// with dots, as torch.distributed.checkpoint does, lose them. Returns nothing if the names of the tensors below are
-/// others.
-state::NodeNames names_without(std::string_view path, const StateTree& subtree) {
-    std::string prefix;
-    for (std::string_view rest = path; !path.empty();) {
-        const std::size_t end = rest.find('/');
-        const auto key = state::key_of(rest.substr(0, end));
-        if (!key) return {};
-        if (const auto* const text = std::get_if<std::string>(&*key)) prefix += *text + '.';
-        else if (const auto* const number = std::get_if<std::int64_t>(&*key)) prefix += std::to_string(*number) + '.';
-        else return {};
-        if (end == rest.npos) break;
-        rest.remove_prefix(end + 1);
-    }
-    state::NodeNames names;
-    std::unordered_set<std::string_view> taken;  // tied tensors of a document have one name
-    const state::NodeNames before = state::names_of_tensors(subtree);
-    for (const auto& [id, name] : before) {
-        if (std::get<StateTree::Tensor>(subtree[id]).tensor.name().empty() || !name.starts_with(prefix)) return {};
-        if (taken.insert(name).second) names.emplace(id, name.substr(prefix.size()));
-    }
-    return names;
-}
-
 void require_distinct(const Names& before, const std::vector<std::string>& after) {
     NameIndex().add_all(NamesOf(after), [&](std::uint32_t a, std::uint32_t b) {
         throw Error(Errc::name_collision, safemap::quoted(before[a].name) + " and " + safemap::quoted(before[b].name) +
@@ -108,7 +75,8 @@ public:
             for (std::size_t i = 1; i < group.size(); ++i) stored.emplace(group[i], group.front());
         for (const auto& pair : before.metadata) {
             const auto tie = stored.find(pair.first);
-            if (tie != stored.end() && tie->second == pair.second) ties_.insert(pair.first);
+            if (tie != stored.end() && tie->second == pair.second)
+                ties_.insert({tie->first, tie->second});  // either may become the other name
             else pairs_.insert(pair);
         }
     }
@@ -212,7 +180,7 @@ std::vector<std::string> Checkpoint::parts() const {
     };
     PartSearch search(*tree());
     state::for_each_named_child(*tree(), root, [&](StateTree::NodeId node, auto&& segment) {
-        if (parts.size() == most_parts || !is_state((*tree())[node]) || !search.any(node, is_selected)) return;
+        if (parts.size() == most_parts || !state::is_part((*tree())[node]) || !search.any(node, is_selected)) return;
         std::string part = segment();
         if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(std::move(part));
     });
@@ -221,25 +189,11 @@ std::vector<std::string> Checkpoint::parts() const {
 
 Checkpoint Checkpoint::below(std::string_view path) const {
     const auto node = tree() == nullptr ? std::nullopt : tree()->find(path);
-    if (!node) {
-        Error error(Errc::invalid_argument, "there is no part named " + safemap::quoted(path));
-        std::string candidates;
-        for (const std::string& part : parts())
-            candidates += (candidates.empty() ? "its parts are " : ", ") + safemap::quoted(part);
-        throw error.with_hint(candidates.empty() ? "it is a flat state dict without parts" : candidates);
-    }
-    StateTree subtree = state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node);
-    const state::NodeNames names = names_without(path, subtree);
-    // In a file, tensors have the names of the whole tree. The subtree gives them new ones.
-    for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
-        if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
-            tensor->tensor = tensor->tensor.renamed({});
+    if (!node) state::throw_no_part(path, parts());
     Contents contents = state_->contents;
-    if (names.empty()) state::set_tree(contents, std::move(subtree));
-    else state::set_named_tree(contents, std::move(subtree), names);
-    contents.notes = state_->contents.notes;
-    std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
-    return Checkpoint(std::make_shared<const State>(std::move(contents)));
+    state::take_below(contents, state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node), path);
+    const Checkpoint part(std::make_shared<const State>(std::move(contents)));
+    return format() == Format::safetensors ? part : part.stored_as();
 }
 
 const std::vector<StoragePlace>& Origin::storages(const Checkpoint& checkpoint) noexcept {

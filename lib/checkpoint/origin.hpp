@@ -27,6 +27,8 @@ struct Origin {
 
     /// Returns `checkpoint` as it was before every select() and renamed().
     static Checkpoint of(const Checkpoint& checkpoint);
+    /// Returns a checkpoint with a tensor for each name of `checkpoint`, and without ties.
+    static Checkpoint untied(const Checkpoint& checkpoint);
     /// Returns the tensor that has `name` in the origin, under its name in `checkpoint`. Returns null if it is not
     /// selected.
     static const LazyTensor* find(const Checkpoint& checkpoint, std::string_view name);

@@ -5,6 +5,8 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -62,7 +64,8 @@ void note_prefix(const std::string& prefix, std::string_view has, std::string_vi
                  std::vector<std::string>& notes) {
     if (prefix.empty()) return;
     notes.push_back(std::string("names of ").append(has) + " begin with " + safemap::quoted(prefix) +
-                    "; without it, they are the names of " + std::string(lacks));
+                    "; without it, they are the names of " + std::string(lacks) + " (--strip-prefix " +
+                    shell_word(prefix) + ")");
 }
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -36,6 +36,10 @@ public:
     explicit State(state::Contents contents, std::shared_ptr<const State> origin = {},
                    std::vector<std::uint32_t> numbers = {});
 
+    /// Returns the state of a checkpoint that was opened at the path `where`: of the part and with the averages that
+    /// `options` choose.
+    static std::shared_ptr<const State> opened(state::Contents contents, const std::string& where,
+                                               const OpenOptions& options);
     /// Returns the state of a checkpoint with some or all names of `from`: `after[i]` is the new name for `names[i]`.
     /// `names` is in the order of all_names().
     static std::shared_ptr<const State> derive(const Checkpoint& from, const std::vector<NamedTensor>& names,

@@ -126,6 +126,11 @@ bool has_optimizer(const std::filesystem::path& path);
 /// say.
 void take_olmo_names(Contents& contents, const OpenOptions& options);
 
+/// Puts averages of weights in the places of the weights of `contents`, which were read from `path`. If that is a
+/// folder and another folder `PATH_ema` is beside it, as diffusers saves `unet_ema` beside `unet`, the averages are
+/// those of that folder. Throws as OpenOptions::ema says.
+void take_averages(Contents& contents, const std::filesystem::path& path, const OpenOptions& options);
+
 /// Moves the document, if there is one, from the metadata and the tensors to `tree`, and removes its digest from the
 /// metadata. Reports bad_structure and checksum_mismatch. The lenient policy drops a document with such a fault and
 /// adds a note. A digest without a document stays in the metadata.

@@ -6,6 +6,7 @@
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
+#include "state/parts.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -254,6 +255,15 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     Contents contents = read_shards(*open_folder(folder_of(path), mapping), source, options, faults);
     contents.opened = absolute_path(path);
     return contents;
+}
+
+void take_averages(Contents& contents, const std::filesystem::path& path, const OpenOptions& options) {
+    const std::string name = path.has_filename() ? path.native() : path.parent_path().native();
+    const std::filesystem::path beside = name + "_ema";
+    if (!is_folder(path) || !is_folder(beside)) return state::take_averages(contents, nullptr);
+    ThrowFirst faults;
+    const Contents averages = read_path(beside, options, faults);
+    state::take_averages(contents, &averages);
 }
 
 bool has_optimizer(const std::filesystem::path& path) {

@@ -498,9 +498,10 @@ private:
 
 }  // namespace
 
-bool state::is_flat(const StateTree& tree) {
-    if (tree.size() == 0) return false;
-    const auto* dict = std::get_if<StateTree::Dict>(&tree[tree.root()]);
+bool state::is_flat(const StateTree& tree) { return tree.size() > 0 && is_flat(tree, tree.root()); }
+
+bool state::is_flat(const StateTree& tree, NodeId part) {
+    const auto* dict = std::get_if<StateTree::Dict>(&tree[part]);
     return dict != nullptr && std::all_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
                const auto* text = std::get_if<std::string>(&tree[item.first]);
                const auto* tensor = std::get_if<StateTree::Tensor>(&tree[item.second]);
@@ -534,8 +535,12 @@ std::unordered_map<StateTree::NodeId, std::string> state::names_beside_modules(c
     return flattener.names_by_node();
 }
 
+std::unordered_map<StateTree::NodeId, std::string> state::paths_of_tensors(const StateTree& tree) {
+    return Flattener(tree).names_by_node();
+}
+
 std::unordered_map<StateTree::NodeId, std::string> state::names_of_tensors(const StateTree& tree) {
-    auto names = Flattener(tree).names_by_node();
+    auto names = paths_of_tensors(tree);
     for (NodeId id = 0; id < tree.size(); ++id)
         if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id]); tensor && !tensor->tensor.name().empty())
             names[id] = tensor->tensor.name();

@@ -52,6 +52,8 @@ using FindTensor = std::function<const LazyTensor*(const std::string& name)>;
 /// NumPy arrays. A document would then only add the order, the kind of dictionary, attributes, and which tensors are
 /// Parameters.
 bool is_flat(const StateTree& tree);
+/// Returns the same of a part of the tree.
+bool is_flat(const StateTree& tree, StateTree::NodeId part);
 /// Returns true if is_flat(), and each tensor that has a name of its own has the key as its name: a plain file then
 /// holds all of the tree but what is_flat() says.
 bool has_keys_as_names(const StateTree& tree);
@@ -65,6 +67,9 @@ FlatState flatten_named(StateTree& tree, const NodeNames& given);
 
 /// Returns the name that StoredName gets for each tensor, by node.
 NodeNames names_of_tensors(const StateTree& tree);
+
+/// Returns the path of each tensor that has one, by node: of a tied tensor, the first one.
+NodeNames paths_of_tensors(const StateTree& tree);
 
 /// Returns the object that a document has in place of a tensor that is not stored.
 const StateTree::Opaque& unstored_tensor();

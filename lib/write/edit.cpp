@@ -84,12 +84,22 @@ void change(Metadata& metadata, const EditOptions& options) {
     for (const auto& [key, value] : options.set) metadata.insert_or_assign(key, value);
 }
 
+/// Returns options that give tensors the names that the file has for them.
+OpenOptions as_they_stand(const EditOptions& options) {
+    OpenOptions open = options.open;
+    open.olmo_names = false;
+    open.root.reset();
+    open.stored_names = true;
+    open.ema = false;
+    return open;
+}
+
 /// Reports the metadata that the file now has. The file is already written, so a file that cannot be read again is a
 /// note and not a failure of the edit.
 void report_metadata(const std::filesystem::path& file, const EditOptions& options, const Metadata& wanted,
                      EditReport& report) {
     try {
-        const Checkpoint now = Checkpoint::open(file, options.open);
+        const Checkpoint now = Checkpoint::open(file, as_they_stand(options));
         report.metadata.assign(now.metadata().begin(), now.metadata().end());
     } catch (const Error& error) {
         Metadata written = wanted;
@@ -101,9 +111,7 @@ void report_metadata(const std::filesystem::path& file, const EditOptions& optio
 
 EditReport edit_file(const std::filesystem::path& file, const EditOptions& options) {
     const std::string identity = open_file(file)->identity();
-    OpenOptions as_they_stand = options.open;
-    as_they_stand.olmo_names = false;
-    const Checkpoint model = Checkpoint::open(file, as_they_stand);
+    const Checkpoint model = Checkpoint::open(file, as_they_stand(options));
     require_safetensors(file, model);
     const bool digests = has_digests(model);
     if (digests) require_sound(file, options);

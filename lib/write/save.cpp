@@ -374,7 +374,8 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        return write::save_checkpoint(out, checkpoint, wanted_metadata(checkpoint, options), options);
+        const Checkpoint model = options.untie ? checkpoint::Origin::untied(checkpoint) : checkpoint;
+        return write::save_checkpoint(out, model, wanted_metadata(model, options), options);
     });
 }
 
@@ -388,8 +389,9 @@ SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptio
 
 SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(sink, [&] {
+        const Checkpoint model = options.untie ? checkpoint::Origin::untied(checkpoint) : checkpoint;
         std::vector<LazyTensor> with_structure;
-        const Input input = write::input_of(checkpoint, wanted_metadata(checkpoint, options), options, with_structure);
+        const Input input = write::input_of(model, wanted_metadata(model, options), options, with_structure);
         return save_to(sink, input, write::own_options(options, input));
     });
 }

@@ -190,9 +190,10 @@ TEST_CASE("names that differ only by a prefix are noted") {
     const auto prefixed = file_of({floats("model.layer.w", {1}), floats("model.layer.b", {2, 3})});
     const DiffReport report = diff(prefixed, plain);
     CHECK_FALSE(report.equal());
-    CHECK(only_of(report.notes) == "names of A begin with 'model.'; without it, they are the names of B");
+    CHECK(only_of(report.notes) ==
+          "names of A begin with 'model.'; without it, they are the names of B (--strip-prefix model.)");
     CHECK(only_of(diff(plain, prefixed).notes) ==
-          "names of B begin with 'model.'; without it, they are the names of A");
+          "names of B begin with 'model.'; without it, they are the names of A (--strip-prefix model.)");
     CHECK(diff(plain, plain).notes.empty());
     CHECK(diff(plain, file_of({floats("other", {1})})).notes.empty());
 }

@@ -103,8 +103,8 @@ TEST_CASE("expectations passed by a program are checked like JSON") {
 }
 
 TEST_CASE("a checkpoint as an expectation has all its names, including ties") {
-    const auto checkpoint =
-        checkpoint_of(pt({{"wte", Dtype::f32, {1}, "1234"}, {"b", Dtype::u8, {2}, "ab"}}, {{"head", "wte"}}));
+    const auto checkpoint = checkpoint_of(
+        containers::pt({{"wte", Dtype::f32, {1}, "1234"}, {"b", Dtype::u8, {2}, "ab"}}, {{"head", "wte"}}));
     const auto expected = expected_tensors(checkpoint);
     REQUIRE(expected.size() == 3);
     CHECK(expected[0].name == "wte");
@@ -129,12 +129,12 @@ TEST_CASE("a path can be JSON of tensors, or any checkpoint") {
         REQUIRE(expected.size() == 1);
         CHECK(expected[0].name == "w");
         CHECK(expected[0].shape == Shape{2});
-        CHECK(plan_load(checkpoint_of(pt(samples)), path).ok());
+        CHECK(plan_load(checkpoint_of(containers::pt(samples)), path).ok());
     };
     names_at(dir.write("model.json", " \n" + json));
     names_at(dir.write("model", json));
     names_at(dir.write("w.safetensors", containers::safetensors(samples)));
-    names_at(dir.write("w.pt", pt(samples)));
+    names_at(dir.write("w.pt", containers::pt(samples)));
     names_at(write_shards(dir, samples));
     const TempDir folder;
     folder.write("model.safetensors", containers::safetensors(samples));

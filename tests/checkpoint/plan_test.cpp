@@ -146,7 +146,7 @@ TEST_CASE("the error message is folded and lists a few names of each kind") {
 // ---- ties
 
 TEST_CASE("a tied tensor is found under its other names, and no name of a used tensor is unexpected") {
-    const auto checkpoint = checkpoint_of(pt({floats("wte", {2, 3}), floats("b", {2})}, {{"head", "wte"}}));
+    const auto checkpoint = checkpoint_of(containers::pt({floats("wte", {2, 3}), floats("b", {2})}, {{"head", "wte"}}));
     const ExpectedTensor b = {"b", f32, {2}};
     for (const char* name : {"wte", "head"}) {
         const LoadPlan plan = plan_load(checkpoint, std::vector<ExpectedTensor>{{name, f32, {2, 3}}, b});
@@ -219,8 +219,8 @@ TEST_CASE("a prefix is suggested if it explains everything missing, or everythin
     const LoadPlan stripped = plan_load(with, expected_tensors(without));
     CHECK(stripped.checkpoint_prefix == "module.");
     CHECK(stripped.model_prefix.empty());
-    CHECK(stripped.notes ==
-          Names{"names of the checkpoint begin with 'module.'; without it, they are the names of the model"});
+    CHECK(stripped.notes == Names{"names of the checkpoint begin with 'module.'; without it, they are the names of the "
+                                  "model (--strip-prefix module.)"});
     const LoadPlan added = plan_load(without, expected_tensors(with));
     CHECK(added.model_prefix == "module.");
     CHECK(added.checkpoint_prefix.empty());
@@ -355,7 +355,7 @@ TEST_CASE("tied tensors share one fill value") {
 
 TEST_CASE("only selected names are planned, on both sides") {
     const auto checkpoint = checkpoint_of(
-        pt({floats("h.wte", {2}), floats("x.extra", {1}), floats("h.extra", {1})}, {{"x.head", "h.wte"}}));
+        containers::pt({floats("h.wte", {2}), floats("x.extra", {1}), floats("h.extra", {1})}, {{"x.head", "h.wte"}}));
     const std::vector<ExpectedTensor> expected = {{"h.wte", f32, {2}}, {"x.gone", f32, {2}}, {"h.gone", f32, {2}}};
     const LoadPlan plan = plan_load(checkpoint, expected, {.selection = Selection::prefix("x")});
     CHECK(names(plan.missing) == Names{"x.gone"});
@@ -451,7 +451,7 @@ Checkpoint random_checkpoint(std::mt19937& random) {
         for (const std::string& alias : {any_name(random), any_name(random)})
             if (random() % 3 == 0 && taken.insert(alias).second) ties.emplace(alias, name);
     }
-    return checkpoint_of(pt(samples, ties));
+    return checkpoint_of(containers::pt(samples, ties));
 }
 
 }  // namespace
@@ -499,8 +499,8 @@ TEST_CASE("a checkpoint meets its own expectations, in any container") {
         const auto samples = random_samples(random, {f32, Dtype::bf16, Dtype::i64, Dtype::boolean});
         const TempDir dir;
         const auto shards = Checkpoint::open(write_shards(dir, samples));
-        for (const auto& a : {file_of(samples), checkpoint_of(pt(samples)), shards})
-            for (const auto& b : {file_of(samples), checkpoint_of(pt(samples)), shards}) {
+        for (const auto& a : {file_of(samples), checkpoint_of(containers::pt(samples)), shards})
+            for (const auto& b : {file_of(samples), checkpoint_of(containers::pt(samples)), shards}) {
                 const LoadPlan plan = plan_load(a, expected_tensors(b));
                 CHECK(plan.ok());
                 CHECK(plan.tensors().size() == samples.size());

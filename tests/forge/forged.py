@@ -2,11 +2,14 @@
 
 Checks nothing, so that tests can forge invalid files.
 """
+import collections
 import io
 import json
 import pathlib
 import pickle
 import struct
+import sys
+import types
 import zipfile
 
 
@@ -86,4 +89,57 @@ def value_file(value):
     with zipfile.ZipFile(out, 'w') as archive:
         archive.writestr('archive/data.pkl', pickle.dumps(value, protocol=2))
         archive.writestr('archive/version', '3\n')
+    return out.getvalue()
+
+
+class Tensor:
+    """An F32 tensor for nested_file(). It is tied to the tensor `of`, if that is given."""
+
+    def __init__(self, *numbers, shape=None, of=None):
+        self.storage = of.storage if of else list(numbers)
+        self.shape = tuple(of.shape if of else shape or (len(numbers),))
+
+
+def nested_file(value):
+    """Returns a file of torch.save of any value with tensors in it. Needs no torch: the pickle only names it."""
+    storages = []
+    torch, utils = types.ModuleType('torch'), types.ModuleType('torch._utils')
+    torch.FloatStorage = type('FloatStorage', (), {'__module__': 'torch'})
+    utils._rebuild_tensor_v2 = type('_rebuild_tensor_v2', (), {'__module__': 'torch._utils'})
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            if not isinstance(value, tuple) or not value or value[0] != 'storage of':
+                return None
+            numbers = value[1]
+            if not any(numbers is known for known in storages):
+                storages.append(numbers)
+            key = next(i for i, known in enumerate(storages) if numbers is known)
+            return 'storage', torch.FloatStorage, str(key), 'cpu', len(numbers)
+
+        def reducer_override(self, value):
+            if not isinstance(value, Tensor):
+                return NotImplemented
+            strides = [1]
+            for size in value.shape[:0:-1]:
+                strides.insert(0, strides[0] * size)
+            return utils._rebuild_tensor_v2, (('storage of', value.storage), 0, value.shape,
+                                              tuple(strides[:len(value.shape)]), False, collections.OrderedDict())
+
+    pickled, out = io.BytesIO(), io.BytesIO()
+    known = {name: sys.modules.get(name) for name in ('torch', 'torch._utils')}
+    sys.modules.update({'torch': torch, 'torch._utils': utils})
+    try:
+        Pickler(pickled, protocol=2).dump(value)
+    finally:
+        for name, module in known.items():
+            sys.modules.pop(name)
+            if module:
+                sys.modules[name] = module
+    with zipfile.ZipFile(out, 'w') as archive:
+        archive.writestr('archive/data.pkl', pickled.getvalue())
+        archive.writestr('archive/byteorder', 'little')
+        archive.writestr('archive/version', '3\n')
+        for i, numbers in enumerate(storages):
+            archive.writestr(f'archive/data/{i}', floats(*numbers))
     return out.getvalue()

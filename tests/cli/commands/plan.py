@@ -106,7 +106,8 @@ class Plan(Case):
     def test_a_common_prefix_is_noted(self):
         told = self.told(1, *self.expects({'model.' + name: tensor for name, tensor in self.FITS.items()}))
         self.assertEqual(told['notes'], [
-            "names of the model begin with 'model.'; without it, they are the names of the checkpoint"])
+            "names of the model begin with 'model.'; without it, they are the names of the checkpoint "
+            "(--strip-prefix model.)"])
         self.assertEqual(len(told['missing']), 5)
 
     def test_selected_tensors_only(self):
