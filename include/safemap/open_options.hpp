@@ -102,9 +102,9 @@ struct OpenOptions {
     /// | "state_dict" | the same as Checkpoint::below("state_dict") |
     ///
     /// The entry that holds all tensors is taken as often as there is one: `{"state_dict": {"model": {...}}}` gives the
-    /// names below `state_dict/model`. tree() still has the whole tree. The state that optimizer() returns keeps its
-    /// paths, and so do folders of DeepSpeed, whose names are those of the model. Throws invalid_argument for a path
-    /// that leads to nothing.
+    /// names below `state_dict/model`. tree() still has the whole tree. The state of an optimizer keeps its paths: an
+    /// entry whose name begins with "optim", or that has the entries `state` and `param_groups`. Folders of DeepSpeed
+    /// have the names of the model already. Throws invalid_argument for a path that leads to nothing.
     std::optional<std::string> root = std::nullopt;
     /// If true, and several parts hold tensors: takes the model by the names that trainers give to it, such as
     /// `state_dict` and `model` (docs/format.md has the table), and notes what it took and what it left. Throws

@@ -93,8 +93,23 @@ std::string_view common_path(const PathNames& names, std::string_view prefix) {
     return common.value_or(std::string_view());
 }
 
-/// Goes from `place` down along `path` while the entries are dicts or modules whose keys are texts.
-PartPlace walk_down(const StateTree& tree, PartPlace place, std::string_view path) {
+/// Returns true for what state_dict() of an optimizer returns. Its names are paths, in every file.
+bool is_optimizer(const StateTree& tree, NodeId node) {
+    const auto* const dict = std::get_if<StateTree::Dict>(&tree[node]);
+    const auto has = [&](std::string_view key) {
+        return std::any_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
+            const auto* const text = std::get_if<std::string>(&tree[item.first]);
+            return text != nullptr && *text == key;
+        });
+    };
+    return dict != nullptr && has("state") && has("param_groups");
+}
+
+/// Goes from a place down along `path` while the entries are dicts or modules whose keys are texts. Does not go if that
+/// leads to the state of an optimizer.
+PartPlace walk_down(const StateTree& tree, const PartPlace& from, std::string_view path) {
+    PartPlace place = from;
+    if (is_optimizer(tree, place.node)) return from;
     while (!path.empty() && std::holds_alternative<StateTree::Dict>(tree[place.node])) {
         const std::string_view wanted = path.substr(0, path.find('/'));
         path.remove_prefix(wanted.size() + 1);
@@ -105,6 +120,7 @@ PartPlace walk_down(const StateTree& tree, PartPlace place, std::string_view pat
         const auto key = key_of(wanted);
         if (found == StateTree::no_node || !key || !std::holds_alternative<std::string>(*key)) break;
         if (!is_dict_or_module(tree, found)) break;
+        if (wanted.starts_with("optim") || is_optimizer(tree, found)) return from;
         place = {below_path(place.path, wanted), found};
     }
     return place;

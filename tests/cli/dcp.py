@@ -166,7 +166,7 @@ class Folders(Case):
 
     @each_good
     def test_inspect(self, row, path):
-        told = self.done('inspect', path)
+        told = self.done('inspect', path, '--root', '')
         self.assertEqual(told['format'], 'dcp')
         self.assertEqual(told['layout']['kind'], 'dcp')
         self.assertEqual(told['layout']['world_size'], row['world'])
@@ -182,14 +182,14 @@ class Folders(Case):
 
     @each_good
     def test_every_tensor_to_the_bit(self, row, path):
-        told = self.done('hash', path, '--algorithm', 'sha256')['tensors']
+        told = self.done('hash', path, '--algorithm', 'sha256', '--root', '')['tensors']
         for tensor in row['tensors']:
             self.assertEqual(told[tensor['name']], tensor['sha256'], tensor['name'])
 
     @each_good
     def test_converted(self, row, path):
         out = self.out()
-        report = self.done('convert', path, out)
+        report = self.done('convert', path, out, '--root', '')
         tensors, metadata = model_of(out)
         for tensor in row['tensors']:
             dtype, shape, digest = tensors[tensor['name']]
@@ -216,15 +216,21 @@ class Folders(Case):
         self.assertTrue(self.done('diff', path, out)['equal'])
         self.assertEqual(self.done('hash', path), self.done('hash', out))
         again = self.out()
-        self.done('convert', out, again)
+        self.done('convert', out, again, '--root', '')
         self.assertEqual((again / 'model.safetensors').read_bytes(), (out / 'model.safetensors').read_bytes())
+        own, same = self.out(), self.out()
+        self.done('convert', path, own)
+        self.done('convert', own, same)
+        self.assertEqual((own / 'model.safetensors').read_bytes(), (same / 'model.safetensors').read_bytes())
+        self.assertTrue(self.done('diff', path, own)['equal'])
+        self.assertTrue(self.done('diff', out, own)['equal'])
         self.assertEqual(self.done('inspect', path, '--structure')['structure'],
                          self.done('inspect', out, '--structure')['structure'])
 
     @each_good
     def test_structure_policies(self, row, path):
         dropped = self.out()
-        self.done('convert', path, dropped, '--structure', 'drop')
+        self.done('convert', path, dropped, '--structure', 'drop', '--root', '')
         tensors, metadata = model_of(dropped)
         self.assertNotIn('safemap.structure', metadata)
         wanted = {t['name'] for t in row['tensors'] if t['dtype'] != 'C128'}
@@ -232,6 +238,18 @@ class Folders(Case):
         kept = self.out()
         self.done('convert', path, kept, '--structure', 'keep')
         self.assertIn('safemap.structure', model_of(kept)[1])
+
+    def test_the_only_part_gives_its_own_names(self):
+        found = 0
+        for row, path in good():
+            heads = {tensor['path'][0] if len(tensor['path']) > 1 else None for tensor in row['tensors']}
+            told = self.done('inspect', path)
+            if heads != {'model'} or row['objects'] or names_in_objects(row):
+                continue
+            names = {tensor['name'].removeprefix('model.') for tensor in row['tensors']}
+            self.assertEqual((told['root'], {tensor['name'] for tensor in told['tensors']}), ('model', names))
+            found += 1
+        self.assertGreater(found, 3)
 
     @each_good
     def test_below_each_part(self, row, path):
@@ -264,7 +282,7 @@ class Folders(Case):
         expected = self.folder / 'expected.json'
         expected.write_text(json.dumps({t['name']: {'dtype': t['dtype'], 'shape': t['shape']} for t in row['tensors']
                                         if t['dtype'] != 'C128'}))
-        self.assertTrue(self.done('plan', path, '--expect', expected, '--non-strict')['ok'])
+        self.assertTrue(self.done('plan', path, '--expect', expected, '--non-strict', '--root', '')['ok'])
         self.assertTrue(self.done('plan', path, '--expect', path)['ok'])
 
 

@@ -18,6 +18,7 @@ from commands.scan import Scan
 from commands.plan import Plan
 from commands.load import Load
 from commands.messages import Messages
+from commands.parts import Names, Parts
 from commands.torch_files import Torch, WholeModules
 
 if __name__ == '__main__':

@@ -127,7 +127,8 @@ class DiffTolerance(Case):
     def test_prefixes_and_ties_are_noted(self):
         self.write('a', ('model.w', 'U8', [1], b'x'), ('model.v', 'U8', [1], b'y'))
         self.write('b', ('w', 'U8', [1], b'x'), ('v', 'U8', [1], b'y'))
-        self.assertEqual(self.told(1)['notes'], ["names of A begin with 'model.'; without it, they are the names of B (--strip-prefix model.)"])
+        self.assertEqual(self.told(1)['notes'], [
+            "names of A begin with 'model.'; without it, they are the names of B (--strip-prefix model.)"])
         self.assertTrue(self.told(0, '--strip-prefix', 'model.')['equal'])
         self.write('a', ('w', 'U8', [1], b'x'), ('v', 'U8', [1], b'y'), metadata={'head': 'w'})
         self.assertEqual(self.told(1)['notes'], ["'head' is tied to 'w' in A, but not in B"])
