@@ -121,15 +121,14 @@ public:
 private:
     using Sides = std::pair<Checkpoint, Checkpoint>;
 
-    /// Opens A and B. --root is the part of each side that has it, and has to be in one of them.
+    /// Opens A and B. The part of --root, and the averages for --ema, have to be in one of them.
     Sides open_both(std::vector<std::string>& notes) const {
-        bool a_lacks = false;
-        bool b_lacks = false;
+        std::string a_lacks;
+        std::string b_lacks;
         Sides sides{open_side(a_, common, a_lacks), open_side(b_, common, b_lacks)};
-        if (a_lacks && b_lacks) static_cast<void>(Checkpoint::open(a_, common.open));  // throws
-        if (a_lacks || b_lacks)
-            notes.push_back(fmt::format("{} has no part '{}', and is compared as it is", a_lacks ? "A" : "B",
-                                        printable(*common.open.root)));
+        if (!a_lacks.empty() && !b_lacks.empty()) static_cast<void>(Checkpoint::open(a_, common.open));  // throws
+        for (const auto& [side, lacks] : {std::pair("A", a_lacks), std::pair("B", b_lacks)})
+            if (!lacks.empty()) notes.push_back(fmt::format("{} has no {}, and is compared as it is", side, lacks));
         return sides;
     }
 

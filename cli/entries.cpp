@@ -25,18 +25,21 @@ std::string as_given(std::string_view option, const std::vector<std::string>& gl
 
 }  // namespace
 
-Checkpoint open_side(const std::string& path, const CommonOptions& common, bool& lacks_part) {
-    lacks_part = false;
-    if (!common.open.root || common.open.root->empty()) return Checkpoint::open(path, common.open);
-    try {
-        return Checkpoint::open(path, common.open);
-    } catch (const Error& error) {
-        if (error.code() != Errc::invalid_argument) throw;
+Checkpoint open_side(const std::string& path, const CommonOptions& common, std::string& lacks) {
+    OpenOptions options = common.open;
+    for (;;) {
+        try {
+            return Checkpoint::open(path, options);
+        } catch (const Error& error) {
+            const bool no_part = error.code() == Errc::invalid_argument && options.root && !options.root->empty();
+            const bool no_averages = error.code() == Errc::tensor_not_found && options.ema;
+            if (!no_part && !no_averages) throw;
+            lacks += lacks.empty() ? "" : " and no ";
+            lacks += no_part ? fmt::format("part '{}'", printable(*options.root)) : "averages";
+            if (no_part) options.root.reset();
+            else options.ema = false;
+        }
     }
-    OpenOptions whole = common.open;
-    whole.root.reset();
-    lacks_part = true;
-    return Checkpoint::open(path, whole);
 }
 
 std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common) {

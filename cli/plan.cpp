@@ -108,9 +108,9 @@ public:
     }
 
     int run(Console& console) override {
-        bool lacks_part = false;
-        const Checkpoint opened = open_side(path_, common, lacks_part);
-        std::vector<ExpectedTensor> expected = expectation(lacks_part);
+        std::string lacks;
+        const Checkpoint opened = open_side(path_, common, lacks);
+        std::vector<ExpectedTensor> expected = expectation(!lacks.empty());
         Renaming renaming(renaming_);
         const Checkpoint checkpoint = rename_both(renaming, opened, expected);
         LoadOptions options{.selection = common.selection()};
@@ -130,17 +130,20 @@ public:
     }
 
 private:
-    /// Returns what the model expects. --root has to be a part of one side; a side without it is taken as it is.
-    std::vector<ExpectedTensor> expectation(bool lacks_part) const {
-        try {
-            return read_expected(expect_, common.open);
-        } catch (const Error& error) {
-            if (error.code() != Errc::invalid_argument || !common.picks_part() || lacks_part) throw;
+    /// Returns what the model expects. The part of --root, and averages for --ema, have to be in one side.
+    std::vector<ExpectedTensor> expectation(bool path_lacks) const {
+        OpenOptions options = common.open;
+        for (;;) {
+            try {
+                return read_expected(expect_, options);
+            } catch (const Error& error) {
+                const bool no_part = error.code() == Errc::invalid_argument && options.root && !options.root->empty();
+                const bool no_averages = error.code() == Errc::tensor_not_found && options.ema;
+                if (path_lacks || (!no_part && !no_averages)) throw;
+                if (no_part) options.root.reset();
+                else options.ema = false;
+            }
         }
-        OpenOptions whole = common.open;
-        whole.root.reset();
-        whole.root_auto = false;
-        return read_expected(expect_, whole);
     }
 
     static Checkpoint rename_both(Renaming& renaming, const Checkpoint& opened, std::vector<ExpectedTensor>& expected) {

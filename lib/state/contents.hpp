@@ -86,9 +86,9 @@ struct Contents {
     std::vector<AliasGroup> aliases = {};
     std::vector<LazyTensor> tensors = {};
     Tree tree = {};
-    std::vector<StatePart> parts = {};  ///< of the whole tree; set by take_root()
+    std::vector<StatePart> parts = {};  ///< parts of the whole tree; set by take_root()
     std::string root = {};              ///< path of the part that names are relative to
-    std::string root_prefix = {};       ///< what was before these names: "state_dict/", or "model." of a DCP folder
+    std::string root_prefix = {};       ///< prefix that these names have lost: "state_dict/" or, in DCP, "model."
     std::vector<std::string> lost_without_structure = {};
     /// True if the structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;

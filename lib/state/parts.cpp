@@ -126,8 +126,7 @@ PartPlace walk_down(const StateTree& tree, const PartPlace& from, std::string_vi
     return place;
 }
 
-/// Returns the part below `from` that holds all tensors which are there, as far down as there is one; `from` if there
-/// is none.
+/// Returns the part below `from` that holds all tensors which are there, as far down as there is one, or else `from`.
 PartPlace only_part(const StateTree& tree, const PathNames& names, const PartPlace& from) {
     const std::string prefix = prefix_below(from.path);
     const std::string_view common = common_path(names, prefix);

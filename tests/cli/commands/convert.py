@@ -17,8 +17,7 @@ from forged import floats, header_bytes, header_of, safetensors, torch_file, wri
 class Convert(Case):
     KEYS = ['tensors', 'files', 'root', 'parts', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast',
             'aliases', 'skipped', 'verdict', 'findings', 'notes', 'unaligned_tensors', 'resumed', 'copied',
-            'copied_tensors', 'scaled', 'gathered',
-            'views', 'unreferenced_bytes', 'unsupported']
+            'copied_tensors', 'scaled', 'gathered', 'views', 'unreferenced_bytes', 'unsupported']
     LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
               ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
