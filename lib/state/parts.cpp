@@ -7,6 +7,7 @@
 #include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/structure.hpp"
+#include "state/training.hpp"
 #include "state/walk.hpp"
 
 #include <algorithm>
@@ -91,18 +92,6 @@ std::string_view common_path(const PathNames& names, std::string_view prefix) {
         common = common->substr(0, common->substr(0, same).rfind('/') + 1);
     });
     return common.value_or(std::string_view());
-}
-
-/// Returns true for what state_dict() of an optimizer returns. Its names are paths, in every file.
-bool is_optimizer(const StateTree& tree, NodeId node) {
-    const auto* const dict = std::get_if<StateTree::Dict>(&tree[node]);
-    const auto has = [&](std::string_view key) {
-        return std::any_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
-            const auto* const text = std::get_if<std::string>(&tree[item.first]);
-            return text != nullptr && *text == key;
-        });
-    };
-    return dict != nullptr && has("state") && has("param_groups");
 }
 
 /// Goes from a place down along `path` while the entries are dicts or modules whose keys are texts. Does not go if that

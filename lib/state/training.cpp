@@ -73,15 +73,6 @@ NodeId value_of_flat(const StateTree& tree, NodeId at, std::string_view begin, s
     return StateTree::no_node;
 }
 
-/// Returns true for the state dict of an optimizer of torch, and for the optimizer itself.
-bool is_optimizer(const StateTree& tree, NodeId at) {
-    if (value_of_flat(tree, at, "param_groups.", {}) != StateTree::no_node)
-        return value_of_flat(tree, at, "state.", {}) != StateTree::no_node;
-    const NodeId state = value_of(tree, at, "state");
-    const NodeId groups = state == StateTree::no_node ? state : value_of(tree, at, "param_groups");
-    return groups != StateTree::no_node && is_container(tree[state]) && is_container(tree[groups]);
-}
-
 /// Returns the number that a node is, also that of a tensor without dimensions.
 std::optional<double> number_in(const StateTree& tree, NodeId at) {
     if (at == StateTree::no_node) return std::nullopt;
@@ -244,6 +235,14 @@ private:
 };
 
 }  // namespace
+
+bool is_optimizer(const StateTree& tree, NodeId at) {
+    if (value_of_flat(tree, at, "param_groups.", {}) != StateTree::no_node)
+        return value_of_flat(tree, at, "state.", {}) != StateTree::no_node;
+    const NodeId state = value_of(tree, at, "state");
+    const NodeId groups = state == StateTree::no_node ? state : value_of(tree, at, "param_groups");
+    return groups != StateTree::no_node && is_container(tree[state]) && is_container(tree[groups]);
+}
 
 std::vector<bool> nodes_of_model(const StateTree& tree) {
     std::vector<bool> of_model(tree.size());

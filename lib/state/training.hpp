@@ -10,6 +10,8 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+/// Returns true for the state dict of an optimizer of torch, and for the optimizer itself.
+bool is_optimizer(const StateTree& tree, StateTree::NodeId at);
 /// Returns for each node true if it belongs to the model, and false if it is only reached through the state of the
 /// training. That is the state dict of an optimizer of torch (`state` and `param_groups`), wherever it is, and what is
 /// below a key that is called after an optimizer, a scheduler, a loss scaler or a random number generator. Linear.
