@@ -83,7 +83,8 @@ public:
     /// 5. the same of a variant: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`
     /// 6. if none of these exists: the only file that ends in .safetensors, .pt, .pth, .bin or .ckpt and is neither
     ///    hidden nor a trainer's file, such as `optimizer.pt`
-    /// 7. the only inner folder that holds a checkpoint
+    /// 7. in the cache of a model hub, the snapshot that `refs/main` names, or the only one
+    /// 8. the only inner folder that holds a checkpoint
     ///
     /// Layouts of training frameworks come before 6. "Which folders open" in docs/format.md has the whole table. The
     /// folder of a pipeline of diffusers (`model_index.json`) has a model in each component: several_models lists them.
@@ -281,8 +282,9 @@ public:
     ///   `generation_config.json` and `adapter_config.json`. They are beside the weights, in the folders up to the path
     ///   that was opened, in `huggingface/` (verl) or `.hf_metadata/` (NeMo) there, and in the parent of that path
     /// - from the folder of an adapter: those of a finished model, and beyond that folder those of a training folder
-    /// - from a file called `model`, `pytorch_model`, `diffusion_pytorch_model` or `adapter_model`, a shard or an index
-    ///   of one, if `config.json` or `adapter_config.json` is beside it: files of the model by their names, beside it
+    /// - from a file called `model`, `pytorch_model` or `adapter_model`, a shard or an index of one, if `config.json`
+    /// or
+    ///   `adapter_config.json` is beside it: files of the model by their names, beside it
     /// - else: none
     ///
     /// Extras are regular files of at most 64 MiB, or symbolic links to such files in the folder; the blobs of a model

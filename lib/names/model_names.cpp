@@ -171,8 +171,7 @@ bool is_usual_model(std::string_view file) {
     const auto name = model_name(file);
     if (!name) return false;
     if (name->stem == "adapter_model") return true;
-    const bool usual =
-        name->stem == "model" || name->stem == "pytorch_model" || name->stem == "diffusion_pytorch_model";
+    const bool usual = name->stem == "model" || name->stem == "pytorch_model";
     return usual && (name->ending == ".bin" || ends_as_safetensors(name->ending));
 }
 

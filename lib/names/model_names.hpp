@@ -36,7 +36,7 @@ struct ModelName {
 std::optional<ModelName> model_name(std::string_view file);
 
 /// Returns true for the usual names of a model of Hugging Face: "model.safetensors", "pytorch_model.bin",
-/// "diffusion_pytorch_model.bin", "adapter_model" with any ending, and the shards and indexes of these.
+/// "adapter_model" with any ending, and the shards and indexes of these.
 bool is_usual_model(std::string_view file);
 
 /// The numbered shards of one model: files whose names differ in the number alone. Files with numbers beyond the set

@@ -162,11 +162,12 @@ TEST_CASE("a file has the extras beside it only by a usual name and beside a con
     };
     const std::string pickle = containers::pt({{"w", Dtype::f32, {1}, "1234"}});
     for (const char* name : {"model.safetensors", "model.fp16.safetensors", "adapter_model.safetensors",
-                             "diffusion_pytorch_model.safetensors", "model-00001-of-00001.safetensors"})
+                             "model-00001-of-00001.safetensors"})
         CHECK(of(name, model()) == beside);
     CHECK(of("pytorch_model.bin", pickle) == beside);
     CHECK(of("adapter_model.pt", pickle) == beside);
-    for (const char* name : {"weights.safetensors", "my_model.safetensors", "x-00001-of-00001.safetensors"})
+    for (const char* name : {"weights.safetensors", "my_model.safetensors", "diffusion_pytorch_model.safetensors",
+                             "x-00001-of-00001.safetensors"})
         CHECK(of(name, model()).empty());
     for (const char* name : {"model.pt", "consolidated.00.pth", "checkpoint-3.pt"}) CHECK(of(name, pickle).empty());
     CHECK(Checkpoint::open(dir / "adapter_model.pt").stem() == "adapter_model");
