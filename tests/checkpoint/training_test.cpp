@@ -1,5 +1,6 @@
 // Tests how far a training had come, as the values of a file and the small files beside it say.
 #include "forge/containers.hpp"
+#include "forge/zero.hpp"
 
 namespace training_test {
 
@@ -62,6 +63,25 @@ TEST_CASE("without an entry, the step is that of the optimizer, also as a tensor
     CHECK(step(view(storage("FloatStorage", "1", 1), 0, {}, {})) == 7);
     for (const std::string& wrong : {integer(-1), real(0.5), real(1e300), text("7"), weight(), std::string("N")})
         CHECK_FALSE(step(wrong).has_value());
+}
+
+TEST_CASE("DeepSpeed's files say it, and a DCP or torch optimizer with flattened keys") {
+    for (const int stage : {0, 1, 2, 3}) {
+        CAPTURE(stage);
+        const TempDir dir;
+        zero_forge::Forge::run({.stage = stage, .world = 2, .groups = {{{"a.weight", {4, 5}}}}}).write(dir / "run");
+        const TrainingState state = Checkpoint::open(dir / "run").training();
+        CHECK(state.step == 7);
+        CHECK(state.learning_rate == 0.01);
+        if (stage > 0) CHECK(state.loss_scale == 1);
+        CHECK(state.world_size == 2);
+    }
+    const TrainingState flat =
+        said_by(dict({text("w"), weight(), text("optimizer"),
+                      dict({text("state.w.exp_avg"), weight(), text("state.w.step"), integer(5),
+                            text("param_groups.w.betas"), integer(1), text("param_groups.w.lr"), real(0.5)})}));
+    CHECK(flat.step == 5);
+    CHECK(flat.learning_rate == 0.5);
 }
 
 TEST_CASE("a plain model says nothing") {
