@@ -166,8 +166,12 @@ bool is_zeros(const Source& source, std::string_view head) {
 }
 
 bool is_html(const Source&, std::string_view head) {
+    constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+    constexpr std::string_view beginnings[] = {"<!doctype html", "<html", "<head", "<!--"};
+    if (head.starts_with(byte_order_mark)) head.remove_prefix(byte_order_mark.size());
     const std::string_view text = without_space(head);
-    return starts_with_text(text, "<!doctype html") || starts_with_text(text, "<html");
+    return std::any_of(std::begin(beginnings), std::end(beginnings),
+                       [text](std::string_view beginning) { return starts_with_text(text, beginning); });
 }
 
 /// Recognises text by its first bytes: characters that are printed, in UTF-8. The last one may be cut off.
@@ -244,7 +248,10 @@ constexpr Row rows[] = {
     foreign(is_cut_safetensors, cut_safetensors, interrupted),
     foreign(is_html, "a web page", "a download gave an error page or asked for a login: download the file again"),
     foreign("<?xml"sv, "XML text", "a download may have given the error message of a server: download the file again"),
-    {.fits = is_json, .looks_like = "JSON text", .content = Content::json},
+    {.fits = is_json,
+     .looks_like = "JSON text",
+     .hint = "give a file of weights or its folder; a download may also have given the error message of a server",
+     .content = Content::json},
     torch_file(is_zip_at_end, Content::zip, read_torch<torch::read_archive>),
     foreign("BZh"sv, "a bzip2 file", "bunzip2 it first"),
     foreign("\x04\x22\x4d\x18"sv, "an lz4 file", "unlz4 it first"),

@@ -87,7 +87,9 @@ Error ArchiveRecords::without_pickle() const {
         return not_saved("a program of torch.export", of_export);
     const std::string missing = "no record data.pkl in the folder of the first record";
     const bool foreign = !zip_.records().empty() && find("version") == nullptr && find("byteorder") == nullptr;
-    return {Errc::zip_missing_record, foreign ? "a zip that torch did not write: " + missing : missing};
+    if (!foreign) return {Errc::zip_missing_record, missing};
+    Error error(Errc::zip_missing_record, "a zip that torch did not write: " + missing);
+    return error.with_hint("if it is a packed folder, unzip it and give the folder");
 }
 
 std::size_t ArchiveRecords::unchecked() const {

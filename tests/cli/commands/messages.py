@@ -108,7 +108,7 @@ class Messages(Case):
                 ('git-lfs pointer', b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n', True),
                 ('a text file', SECRET, True), ('a text file', b'\xc3\xa9' * 400, True),
                 ('XML text', b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', True),
-                ('JSON text', b'{"error": "hunter2"}', False), ('gzip', gzip.compress(SECRET), True),
+                ('JSON text', b'{"error": "hunter2"}', True), ('gzip', gzip.compress(SECRET), True),
                 ('GGUF', b'GGUF' + SECRET, False), ('(PNG)', b'\x89PNG\r\n\x1a\n' + SECRET, False),
                 ('(JPEG)', b'\xff\xd8\xff\xe0' + SECRET, False), ('(ELF)', b'\x7fELF\2\1\1' + SECRET, False),
                 ('PDF', b'%PDF-1.7\n' + SECRET, False), ('.npz', (self.folder / 'x.npz').read_bytes(), False),
@@ -141,6 +141,11 @@ class Messages(Case):
             self.assertNotIn('hunter2', str(error))
         self.file('in/model.safetensors.index.json', b'{"weight_map": {')
         self.assert_told(self.refused('index_not_json', 1, 'inspect', 'in'), 'not JSON')
+
+    def test_a_zip_of_another_program_has_a_hint(self):
+        with zipfile.ZipFile(self.folder / 'x.zip', 'w') as archive:
+            archive.writestr('run/model.safetensors', SECRET)
+        self.assert_told(self.refused('zip_missing_record', 1, 'inspect', 'x.zip'), 'unzip it')
 
     def test_what_a_model_expects_is_json_or_a_checkpoint(self):
         error = self.refused('unknown_format', 1, 'plan', 'small.safetensors', '--expect', self.file('x.json', SECRET))
