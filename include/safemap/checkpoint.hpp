@@ -53,10 +53,11 @@ struct Extras {
 /// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles. Values are
 /// read when they are requested.
 ///
-/// A Checkpoint owns its descriptions and keeps its sources. Files may be closed and opened again; if a file was
-/// deleted or replaced meanwhile, reading it throws file_changed (docs/lifetimes.md, "Open files"). Copies are cheap
-/// and share. Copies of its tensors, and views, may outlive it; references and pointers that its members return are
-/// valid while it or a copy of it lives.
+/// A Checkpoint owns the descriptions of its tensors, and keeps its sources alive. It holds no values of tensors. It
+/// may close files and open them again; if a file was deleted or replaced meanwhile, reading it throws file_changed
+/// (docs/lifetimes.md, "Open files"). Copies of a Checkpoint share one state, so they are cheap. Copies of its tensors,
+/// and views of them, may outlive it. References and pointers that its members return are valid while the Checkpoint or
+/// a copy of it lives.
 ///
 /// All member functions are const and may be called from several threads at once. Assigning to a Checkpoint that other
 /// threads use needs a lock. On a temporary, operator[] returns a copy; members that return references or pointers do
@@ -68,7 +69,8 @@ struct Extras {
 ///     safemap::TensorView first = model.tensor(0).load();
 class [[nodiscard]] SAFEMAP_API Checkpoint {
 public:
-    /// Copies stand for the same files, and cost as much as a shared_ptr. There is no move, which would leave nothing.
+    /// A copy refers to the same files, and costs as much as a copy of a shared_ptr. A move copies, so that no
+    /// Checkpoint is ever empty.
     Checkpoint(const Checkpoint&) = default;
     Checkpoint& operator=(const Checkpoint&) = default;
 
@@ -77,16 +79,20 @@ public:
     /// ".index.json" as an index. In a folder, the order of preference is:
     ///
     /// 1. a safetensors index, `*.safetensors.index.json`
-    /// 2. `model.safetensors`, or all of `model-00001-of-0000N.safetensors` without an index
-    /// 3. the same of pickles: `*.bin.index.json`, `pytorch_model.bin`, `pytorch_model-00001-of-0000N.bin`
-    /// 4. the same of other libraries, such as `diffusion_pytorch_model.safetensors` and `adapter_model.bin`
-    /// 5. the same of a variant: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`
-    /// 6. if none of these exists: the only file that ends in .safetensors, .pt, .pth, .bin or .ckpt and is neither
-    ///    hidden nor a trainer's file, such as `optimizer.pt`
-    /// 7. in the cache of a model hub, the snapshot that `refs/main` names, or the only one
-    /// 8. the only inner folder that holds a checkpoint
+    /// 2. `model.safetensors`, or all of its numbered shards, `model-00001-of-0000N.safetensors`
+    /// 3. an index of pickles, `*.bin.index.json`
+    /// 4. `pytorch_model.bin`, or all of its numbered shards; then the names of other libraries, such as
+    ///    `diffusion_pytorch_model.safetensors` and `adapter_model.bin`; then variants, such as
+    ///    `model.fp16.safetensors`
+    /// 5. the folder of a training framework: Hugging Face shards, torch.distributed.checkpoint (DCP), DeepSpeed,
+    ///    Megatron
+    /// 6. the only set of files of ranks, or the set of a model beside that of its optimizer
+    /// 7. the only other file that ends in .safetensors, .sft, .pt, .pth, .bin or .ckpt and is neither hidden nor a
+    ///    trainer's file, such as `optimizer.pt`
+    /// 8. in the cache of a model hub, the snapshot that `refs/main` names, or the only one
+    /// 9. the only inner folder that holds a model, also beside that of its optimizer
     ///
-    /// Layouts of training frameworks come before 6. "Which folders open" in docs/format.md has the whole table. The
+    /// docs/cli.md ("A folder") has the same list, and docs/format.md ("Which folders open") every row of it. The
     /// folder of a pipeline of diffusers (`model_index.json`) has a model in each component: several_models lists them.
     ///
     /// Throws the first fault found:
@@ -255,8 +261,8 @@ public:
     /// cannot be read says nothing. Reads those small files, and of a tensor without dimensions its one value; if they
     /// state no step or no learning rate, opens optimizer(). Does not change with select() and renamed().
     [[nodiscard]] TrainingState training() const;
-    /// Returns the state of the optimizer of a DeepSpeed checkpoint, or of files or a folder beside the model, or
-    /// nothing if nothing has such a state.
+    /// Returns the state of the optimizer: of a DeepSpeed checkpoint, or of files or a folder beside the model. Returns
+    /// nothing if there is no such state.
     ///
     /// - DeepSpeed: tensors of a parameter are called `optimizer/state/PARAMETER/exp_avg`, and so on; all other state,
     ///   such as step counts, hyper-parameters and the loss scaler, is in the tree. Tensors that are partitioned like a
@@ -275,7 +281,8 @@ public:
     /// Lists the small files that belong to the model besides its weights, for SaveOptions::extras: configuration,
     /// tokenizer, licence. Opens the files and reads none of them.
     ///
-    /// - opened from the folder of a finished model, rows 1 to 5 of open(): the files beside it named `*.json` (but not
+    /// - opened from the folder of a finished model, places 1 to 4 of
+    ///   open(): the files beside it named `*.json` (but not
     ///   `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`
     /// - from a training folder (DeepSpeed, DCP, files of ranks, Hugging Face shards, `pytorch_model_fsdp.bin`): the
     ///   files that make up a model of Hugging Face by their names, such as `config.json`, `tokenizer.json`,
@@ -283,8 +290,7 @@ public:
     ///   that was opened, in `huggingface/` (verl) or `.hf_metadata/` (NeMo) there, and in the parent of that path
     /// - from the folder of an adapter: those of a finished model, and beyond that folder those of a training folder
     /// - from a file called `model`, `pytorch_model` or `adapter_model`, a shard or an index of one, if `config.json`
-    /// or
-    ///   `adapter_config.json` is beside it: files of the model by their names, beside it
+    ///   or `adapter_config.json` is beside it: files of the model by their names, beside it
     /// - else: none
     ///
     /// Extras are regular files of at most 64 MiB, or symbolic links to such files in the folder; the blobs of a model

@@ -62,7 +62,7 @@ class SAFEMAP_API DeviceBudget {
 public:
     /// Allocates nothing. Throws invalid_argument if `staging_bytes` is from 1 to 4,095, or there is no device.
     explicit DeviceBudget(std::shared_ptr<Device> device, const DeviceBudgetOptions& options = {});
-    /// There is no move, because a DeviceBudget that was moved from would have no device.
+    /// A move copies, so that no DeviceBudget is ever empty.
     DeviceBudget(const DeviceBudget&) = default;
     DeviceBudget& operator=(const DeviceBudget&) = default;
 

@@ -21,13 +21,13 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A tensor, and the device memory for its value: memory of the caller in Uploader::fill(), memory of a bundle in an
-/// ArrivalHook. The value is row-major.
+/// A tensor, and memory of the device for its row-major value. Uploader::fill() writes the value into memory of the
+/// caller; an ArrivalHook finds it in memory of the bundle that arrived.
 struct FillTarget {
     LazyTensor tensor;
-    void* address = nullptr;   ///< as of Device::borrow(): an address on the device, or a cl_mem
-    std::uint64_t size = 0;    ///< size of the memory at `address`, in bytes
-    std::uint64_t offset = 0;  ///< first byte of the value, counted from `address`, because a cl_mem cannot be added to
+    void* address = nullptr;   ///< beginning of the memory: an address on the device, or a cl_mem (Device::borrow())
+    std::uint64_t size = 0;    ///< size of that memory in bytes
+    std::uint64_t offset = 0;  ///< bytes from its beginning to the value: nothing can be added to a cl_mem
 };
 
 /// A function for tensors that arrived on the device; see UploadOptions::on_arrival.
@@ -36,9 +36,9 @@ using ArrivalHook = std::function<void(NativeStream stream, std::span<const Fill
 /// Options of an Uploader.
 struct UploadOptions {
     // Options that limit memory.
-    /// Device memory in bytes: of tensors that are resident or being uploaded, and of blocks that are kept for the next
-    /// ones. 0: nine tenths of the memory that is free when the Uploader is made; of a DeviceBudget, all of it. What is
-    /// beyond a DeviceBudget has no effect.
+    /// Maximum device memory in bytes. Resident tensors count, tensors that are being uploaded, and free blocks that
+    /// are kept for the next ones. 0 means nine tenths of the memory that is free when the Uploader is made, or all of
+    /// its DeviceBudget. More than the DeviceBudget has no effect.
     std::uint64_t device_budget = 0;
     /// Host memory in bytes for staging, as in DeviceBudgetOptions. A DeviceBudget has its own.
     std::uint64_t staging_bytes = 0;
@@ -50,8 +50,9 @@ struct UploadOptions {
     /// for other devices. All uploaders of a process share their readers: there are as many as the uploader that asks
     /// for most.
     unsigned readers = 0;
-    /// If true, a large file on a local disk that is not in the page cache may be read past it (O_DIRECT): if its first
-    /// blocks come faster that way. Set it to false if other processes read the same files and want them cached.
+    /// If true, large files on local disks that are not in the page cache may be read past it (O_DIRECT). A file is, if
+    /// its first blocks come faster that way. Set it to false if other processes read the same files and want them
+    /// cached.
     bool direct_reads = true;
 
     // Options of addresses.
@@ -149,16 +150,16 @@ public:
     /// looking for memory to evict. Throws invalid_argument and device_failed as acquire() does.
     [[nodiscard]] std::optional<Lease> try_acquire(const Bundle& bundle, NativeStream stream = {});
 
-    /// Starts the upload of a bundle and returns at once. Reader threads get the memory and read; Lease::wait() takes
-    /// part. Throws invalid_argument for a bundle of another uploader, or of none. All other errors are
-    /// thrown by Lease::wait().
+    /// Starts to acquire a bundle, and returns at once. Reader threads allocate the memory and read; a thread that
+    /// calls Lease::wait() before they are done takes part. Throws invalid_argument for a bundle of another uploader,
+    /// or of none. All other errors are thrown by Lease::wait().
     Lease request(const Bundle& bundle, const Request& request = {});
 
-    /// Starts to upload the bundles, in order, and returns at once: reader threads allocate and read. A bundle for
-    /// which no room can be made is skipped. Room is made by evicting tensors, but not those that are leased, being
-    /// uploaded, or prefetched and not acquired since. A prefetched bundle loses this protection after as many other
-    /// uses as there are bundles on the device. Errors of reading are thrown when the bundle is acquired. Throws
-    /// invalid_argument as acquire() does.
+    /// Starts to upload bundles, in the given order, and returns at once: reader threads allocate the memory and read.
+    /// Uploads only the bundles for which there is room without evicting tensors that are leased, that are being
+    /// uploaded, or that were prefetched and not acquired since. Such a prefetched tensor can be evicted, too, after
+    /// more steps than there are bundles on the device. Errors of an upload are thrown when its bundle is acquired.
+    /// Throws invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
 
@@ -178,39 +179,43 @@ public:
     /// a part of it.
     [[nodiscard]] std::shared_ptr<DeviceEvent> fill(std::span<const FillTarget> targets, NativeStream after = {});
 
-    /// Uploads ahead for a program that uses `bundles` in this order, again and again: after the last one comes the
-    /// first. A bundle may be in the order several times. Starts the first uploads and returns at once. Later ones
-    /// start when there is room: at each UploadOrder::next(), at each acquire() of a bundle of the order, and at each
-    /// end of its lease. The program needs no prefetch().
+    /// Follows an order in which a program uses bundles again and again: after the last bundle comes the first one. A
+    /// bundle may be in the order several times, as in a pass forward and back. Starts the first uploads, and returns
+    /// at once. Later uploads start by themselves, as far as there is room: at each UploadOrder::next(), at each
+    /// acquire() of a bundle of the order, and when a lease of such a bundle ends. No other prefetch is needed.
     ///
-    /// If the bundles do not fit into the budget, some stay on the device, spread evenly over the order. The others
-    /// share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease holds the
-    /// slot. A pass then uploads S - (B - W) bytes, plus at most one bundle, as bundles stay as a whole: S is the size
-    /// of all bundles, B the budget, and W the size of the slots, at most the two largest bundles. A bundle that shares
-    /// tensors with another one has no slot. Its tensors are the first that stay; if they do not fit, they are uploaded
-    /// in each pass. Bundles outside the order can still be acquired, and are evicted before those of the order.
+    /// If the bundles do not fit into the budget:
+    ///
+    /// - Some of them stay on the device, spread evenly over the order.
+    /// - The others take turns in two slots of memory. Such a bundle comes to the same address each time, if no lease
+    ///   holds its slot.
+    /// - A pass uploads S - (B - W) bytes, and at most one bundle more, because a bundle stays as a whole or not at
+    /// all.
+    ///   S is the size of all bundles, B the budget, and W the size of the slots: at most the two largest bundles.
+    /// - Bundles that share tensors have no slot. They are the first to stay; otherwise they are uploaded and evicted.
+    ///
+    /// Bundles that are not in the order can still be acquired. Memory that the order uses is evicted last.
     ///
     /// Throws budget_exceeded if the slots do not fit into the budget, or a bundle does not, and invalid_argument as
     /// acquire() does, for an order without bundles, and while the uploader follows another order: end that first.
     /// Takes time linear in the order.
     UploadOrder follow(std::span<const Bundle> bundles);
-    /// Does the same for an order that the program goes through once. A bundle that the order does not use again is
-    /// evicted for the next ones. A bundle that is on the device already stays until it is used, if two other bundles
-    /// fit beside it.
+    /// Follows an order that a program goes through once. A bundle that is not used again is evicted for the next ones.
+    /// A bundle of the order that is on the device already stays until it is used, if two bundles fit beside it.
     UploadOrder follow_once(std::span<const Bundle> bundles);
 
     /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the order. Copies
-    /// nothing: the files are the backup, and what the host tier has. Returns the bytes on the device that leases keep.
-    /// Tensors can be acquired meanwhile.
+    /// nothing to the host: the tensors come back from the host tier, or from their files. Returns how many bytes
+    /// leases keep on the device. Tensors can be acquired while the uploader sleeps.
     ///
     /// With UploadOptions::keep_addresses, each bundle that this takes from the device comes next at the address that
     /// it had, whether wake(), acquire() or a prefetch brings it, and however often sleep() is called before it comes.
-    /// Then it is a bundle like any other: if it makes way for others later, it may come back elsewhere. So CUDA graphs
-    /// that use it may be launched after wake() when it is acquired again. Excluded are bundles that share a slot of an
-    /// order before or after, and those whose last handle ends.
+    /// So CUDA graphs that use it may be launched once it is acquired again. After that it is a bundle like any other:
+    /// if it is evicted, it may come back elsewhere. The promise does not hold for bundles that share a slot of an
+    /// order, before or after, and for bundles whose last handle ends.
     std::uint64_t sleep();
-    /// Starts to upload what sleep() took from the device, in the order that is followed, then in that in which the
-    /// bundles were made, and returns at once.
+    /// Starts to upload the bundles that sleep() took from the device, and returns at once. Those of the order that is
+    /// followed come first, in that order; then the others, in the order in which they were made.
     void wake();
 
     /// Evict the bundle, or all bundles that own a selected tensor, and give the memory back to the device. Leased

@@ -32,7 +32,7 @@ namespace safemap::SAFEMAP_ABI::dlpack {
                                                                    const DeviceTensor& tensor,
                                                                    NativeStream consumer = {},
                                                                    Float4 float4 = Float4::elements);
-/// Does so for consumers from before DLPack 1.0. This form has no read-only flag.
+/// Exports in the same way, for consumers from before DLPack 1.0. This form has no read-only flag.
 [[nodiscard]] SAFEMAP_API ManagedTensor* export_unversioned(std::shared_ptr<Lease> lease, const DeviceTensor& tensor,
                                                             NativeStream consumer = {},
                                                             Float4 float4 = Float4::elements);
