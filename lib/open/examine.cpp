@@ -48,7 +48,7 @@ public:
         if (harmless && torch_takes_for(*source).empty()) return;
         state::FindingList own;
         const torch::Looked looked = torch::examine(source, whole, record, own);
-        if (looked == torch::Looked::at_other_data && !expected) return;
+        if (looked != torch::Looked::at_pickles && !expected) return;
         for (const Finding& finding : own.findings().listed) findings_.add(finding);
         if (looked == torch::Looked::at_other_data && !harmless)
             add_unread(record, "is neither safetensors nor a pickle, and safemap cannot judge it");

@@ -190,7 +190,6 @@ template <class Find> const Family* danger_inside(std::string_view name, Find&& 
     }
 }
 
-/// Returns true if Python's own picklers may write a name: words of ASCII letters, digits and underscores.
 bool is_plain_name(std::string_view name) {
     const auto is_plain = [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
@@ -216,12 +215,15 @@ bool is_dunder(std::string_view name) noexcept {
     return name.size() > 4 && name.starts_with("__") && name.ends_with("__");
 }
 
+bool is_plain_global(const PickleGraph::Global& global) {
+    return !global.module.empty() && !global.name.empty() && is_plain_name(dotted(global));
+}
+
 Judgement unknown_global() { return {Verdict::unknown, "is not a class or function that safemap knows"}; }
 
 Judgement judge(const PickleGraph::Global& global) {
     const std::string name = dotted(global);
-    if (global.module.empty() || global.name.empty() || !is_plain_name(name))
-        return {Verdict::runs_code, hides_function};
+    if (!is_plain_global(global)) return {Verdict::runs_code, hides_function};
     const bool nested = global.name.find('.') != global.name.npos;
     if (const Family* const family = exact_danger(name)) return runs(*family);
     if (!nested) {

@@ -33,6 +33,8 @@ Judgement judge(const PickleGraph::Global& global);
 /// Returns the judgement of a global that safemap does not know.
 Judgement unknown_global();
 
+/// Returns true if Python's own picklers may write the name: words of ASCII letters, digits and underscores.
+bool is_plain_global(const PickleGraph::Global& global);
 /// Returns true for a name between double underscores: "__class__".
 bool is_dunder(std::string_view name) noexcept;
 

@@ -141,27 +141,30 @@ private:
 
     Looked examine_stream(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
                           unsigned depth) {
-        bool any = false;
+        Looked looked = Looked::at_other_data;
         const std::uint64_t end = part.end();
         for (std::uint64_t at = part.offset; at < end;) {
             const auto read = read_pickle_at(*source, {at, end - at}, record);
-            if (!read) return any ? Looked::at_pickles : Looked::at_other_data;
+            if (!read) return looked;
             const PickleGraph& pickle = read->pickle.graph;
-            const bool names = !pickle.globals().empty();
-            if (read->pickle.fault && !names &&
-                !(at == part.offset && begins_pickle({read->bytes.data(), read->bytes.size()})))
-                return any ? Looked::at_pickles : Looked::at_other_data;
-            any = true;
+            const auto& fault = read->pickle.fault;
+            const bool signed_ = at == part.offset && begins_pickle({read->bytes.data(), read->bytes.size()});
+            if (fault && !signed_ && !has_only_plain_names(pickle)) return looked;
+            if (!fault || signed_) looked = Looked::at_pickles;
+            if (looked == Looked::at_other_data) looked = Looked::at_fragments;
             judge(pickle, record, depth);
-            if (read->pickle.fault) {
-                // If the bytes end, unpickling ends with them. After other faults, some unpickler may go on.
-                if (!is_end(read->pickle.fault->code()))
-                    add_unread(record, "cannot be read to its end: " + read->pickle.fault->message());
-                if (pickle.root() == PickleGraph::nothing) break;
-            }
+            // If the bytes end, unpickling ends with them. After other faults, some unpickler may go on.
+            if (fault && !is_end(fault->code())) add_unread(record, "cannot be read to its end: " + fault->message());
+            if (pickle.root() == PickleGraph::nothing) return looked;
             at += pickle.consumed();
         }
-        return any ? Looked::at_pickles : Looked::at_other_data;
+        return looked;
+    }
+
+    /// Returns true if any global is named, and each has a name that Python can import: no sentence of a text.
+    static bool has_only_plain_names(const PickleGraph& pickle) {
+        const auto globals = pickle.globals();
+        return !globals.empty() && std::all_of(globals.begin(), globals.end(), is_plain_global);
     }
 
     static bool is_end(Errc code) noexcept {

@@ -9,6 +9,7 @@
 #include <safemap/bytes.hpp>
 #include <safemap/source.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +17,11 @@
 namespace safemap::SAFEMAP_ABI::torch {
 
 /// The kind of what was examined.
-enum class Looked { at_pickles, at_other_data };
+enum class Looked : std::uint8_t {
+    at_pickles,    ///< also in a damaged container
+    at_fragments,  ///< something that reads like the beginning of an old pickle, which some texts do, too
+    at_other_data
+};
 
 /// Adds findings about all pickles in `part` of a source: a zip, also one with a damaged directory; a tar; pickles that
 /// follow each other; an array of objects of NumPy. `record` names them. Throws what reading throws. A part that cannot

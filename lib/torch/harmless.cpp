@@ -60,6 +60,7 @@ constexpr std::string_view any_use = R"(
     torch.nn.parameter.UninitializedParameter torch.nn.parameter.UninitializedBuffer
     torch.nn.utils.rnn.PackedSequence torch.cuda.amp.grad_scaler._refresh_per_optimizer_state
     torch.amp.grad_scaler._refresh_per_optimizer_state torch.cuda.amp.grad_scaler.OptState
+    torch.distributed.remote_device._remote_device
     torch.amp.grad_scaler.OptState torch.utils.hooks.RemovableHandle torch.utils.hooks.unserializable_hook
     torch.nn.functional.relu torch.nn.functional.relu_ torch.nn.functional.relu6 torch.nn.functional.gelu
     torch.nn.functional.silu torch.nn.functional.mish torch.nn.functional.elu torch.nn.functional.selu
@@ -142,7 +143,8 @@ constexpr std::string_view packages = R"(
     torch.optim torch.amp torch.cuda.amp torch.utils.data.dataset torch.utils.data.dataloader
     torch.utils.data.sampler torch.utils.data.distributed torch.utils.hooks torch.utils.checkpoint
     torch.distributed._shard torch.distributed._tensor torch.distributed.tensor torch.distributed.device_mesh
-    torch.distributed.checkpoint.metadata torch.distributed.checkpoint.planner torch.distributed.fsdp
+    torch.distributed._mesh_layout torch.distributed.remote_device torch.distributed.checkpoint.metadata
+    torch.distributed.checkpoint.filesystem torch.distributed.checkpoint.planner torch.distributed.fsdp
     torch.distributed._composable torch.distributed.algorithms torch.distributions torch._subclasses
     numpy.dtypes torchao torchvision.models torchvision.ops torchvision.transforms torchvision.datasets
     torchaudio.models torchaudio.transforms torchtext.vocab torchmetrics torchtune timm
@@ -212,8 +214,10 @@ std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
     const std::string_view outer = global.name.substr(0, dot);
     std::string whole = dotted({global.module, outer});
     const bool by_name = harmless_name(whole).has_value();
-    const bool by_package =
-        begins_with_capital(outer) && is_below(global.module, listed) && !is_below(global.module, excluded);
+    // In torch, classes that others derive from have names such as _BatchNorm. Elsewhere, such a class may import.
+    const bool underscore = outer.starts_with('_') && global.module.starts_with("torch.");
+    const bool by_package = begins_with_capital(outer.substr(underscore ? 1 : 0)) && is_below(global.module, listed) &&
+                            !is_below(global.module, excluded);
     if (!by_name && !by_package) return std::nullopt;
     if (dot == global.name.npos)
         return Judgement{Verdict::needs_classes, is_harmless, is_layer(global) ? Use::any : Use::empty};

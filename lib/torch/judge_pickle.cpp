@@ -183,9 +183,9 @@ private:
         return plain && is_enumeration(pickle_.global(function).name) ? empty : with_arguments;
     }
     static bool is_enumeration(std::string_view name) {
-        constexpr std::string_view endings[] = {"Enum",   "Type",   "Strategy", "Mode",    "Names", "Option",
-                                                "Policy", "Status", "Backend",  "Method",  "Kind",  "Precision",
-                                                "State",  "Format", "Level",    "Behavior"};
+        constexpr std::string_view endings[] = {"Enum",   "Type",   "Strategy", "Mode",     "Names",   "Option",
+                                                "Policy", "Status", "Backend",  "Method",   "Kind",    "Precision",
+                                                "State",  "Format", "Level",    "Behavior", "ENCODING"};
         return std::any_of(std::begin(endings), std::end(endings),
                            [name](std::string_view ending) { return name.ends_with(ending); });
     }

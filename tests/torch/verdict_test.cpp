@@ -589,6 +589,7 @@ TEST_CASE("arrays of objects, old files and other data are told apart") {
         CHECK(findings.findings().verdict == fine);
         return at;
     };
+    CHECK(looked("command: a text\nthat begins with an opcode\nand goes on.") == torch::Looked::at_other_data);
     CHECK(looked("GGUF and more") == torch::Looked::at_other_data);
     CHECK(looked("{\"a\": 1}") == torch::Looked::at_other_data);
     CHECK(looked("") == torch::Looked::at_other_data);
