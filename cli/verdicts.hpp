@@ -15,8 +15,7 @@ void write_findings(JsonWriter& json, const Findings& findings);
 /// Returns "ok", or the verdict and the number of its findings: "runs code: 2".
 std::string verdict_text(const Findings& findings);
 
-/// Returns a line for each finding that is worse than harmless classes, and one line for these. Empty if there are
-/// none.
+/// Returns a line for each finding that is worse than harmless classes, and one line for these; empty without findings.
 std::string finding_lines(const Findings& findings);
 
 /// Returns a line that warns of a file that runs code, in red if stdout is a terminal with colours; else empty.
