@@ -1,4 +1,4 @@
-// Judges the pickles of files that may not open as a checkpoint. Tested by tests/open/examine_test.cpp.
+// Judges the pickles of files that may not open as a checkpoint. Tested by tests/check/verdict_test.cpp.
 #include "torch/examine.hpp"
 
 #include "base/watch.hpp"

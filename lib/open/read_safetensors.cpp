@@ -3,6 +3,7 @@
 #include "open/formats.hpp"
 #include "open/read.hpp"
 #include "safetensors/header.hpp"
+#include "torch/examine.hpp"
 
 #include <utility>
 
@@ -28,6 +29,14 @@ void refuse_second_format(const Source& source) {
                                           " that may call any function; expected a file of one format")
         .with_hint(
             "do not load it with torch.load; to read it as safetensors, give it a name that ends in .safetensors");
+}
+
+/// Returns the findings about a file that torch.load reads in another format.
+Findings findings_of_second_format(const std::shared_ptr<const Source>& source) {
+    if (torch_takes_for(*source).empty()) return {};
+    state::FindingList findings;
+    static_cast<void>(torch::examine(source, {0, source->size()}, "the file as torch.load reads it", findings));
+    return findings.findings();
 }
 
 /// A sink for a file that is named ".safetensors". If the file has no header, the message says what kind of file this
@@ -63,6 +72,7 @@ Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOpt
     Contents contents;
     contents.metadata = std::move(header.metadata);
     contents.has_metadata = header.has_metadata;
+    if (!told_by_name) contents.findings = findings_of_second_format(source);
     for (const Error& fault : header.tolerated) contents.notes.push_back("allowed: " + std::string(fault.what()));
     contents.tensors.reserve(header.tensors.size());
     StoredRuns stored;

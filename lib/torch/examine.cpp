@@ -1,4 +1,4 @@
-// Walks over files, records and bytes that may hold pickles. Tested by tests/torch/examine_test.cpp.
+// Walks over files, records and bytes that may hold pickles. Tested by tests/torch/verdict_test.cpp.
 #include "torch/examine.hpp"
 
 #include "base/faults.hpp"

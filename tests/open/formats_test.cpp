@@ -208,6 +208,10 @@ TEST_CASE("safetensors that torch.load would take for another format are refused
 
     const OpenOptions strict{.strict_globals = true};
     CHECK(Checkpoint::open(forge::source(hidden, "a.pt")).size() == 1);
+    CHECK(Checkpoint::open(forge::source(hidden, "a.pt")).verdict() == Verdict::runs_code);
+    CHECK(Checkpoint::open(forge::source(zip, "a.pt")).verdict() == Verdict::unknown);
+    CHECK(Checkpoint::open(forge::source(honest, "a.pt")).verdict() == Verdict::ok);
+    CHECK(Checkpoint::open(forge::source(hidden, "a.safetensors")).verdict() == Verdict::ok);
     CHECK_FAULT(Checkpoint::open(forge::source(hidden, "a.pt"), strict), Errc::unknown_global);
     CHECK_FAULT(Checkpoint::open(forge::source(zip, "a.pt"), strict), Errc::unknown_global);
     CHECK(Checkpoint::open(forge::source(honest, "a.pt"), strict).size() == 1);

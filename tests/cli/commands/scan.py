@@ -88,6 +88,19 @@ class Scan(Case):
         quiet = self.safemap('scan', '.', '--fail-on', 'damage', '--quiet')
         self.assertEqual((quiet.code, quiet.out, quiet.err.count('error:')), (1, '', 1))
 
+    def test_a_pickle_that_runs_code_is_named(self):
+        self.write('bad.pkl', RUNS_CODE)
+        self.write('cut.pt', RUNS_CODE[:-1])
+        for name in ('bad.pkl', 'cut.pt'):
+            row = self.rows(name)[name]
+            self.assertEqual(row['verdict'], 'runs code', row)
+            self.assertEqual(row['findings'][0]['name'], 'posix.system')
+        self.assertEqual(self.safemap('scan', 'bad.pkl').code, 0)
+        self.assertEqual(self.safemap('scan', 'cut.pt', '--fail-on', 'damage,code').code, 1)
+        failed = self.safemap('scan', '.', '--fail-on', 'code')
+        self.assertEqual(failed.code, 1)
+        self.assertIn('bad.pkl: posix.system: ', failed.out)
+
     def test_wrong_calls(self):
         self.refused('path_not_found', 2, 'scan', 'nowhere')
         self.refused('invalid_argument', 2, 'scan', '.', '--fail-on', 'rain')
@@ -107,6 +120,7 @@ class Scan(Case):
         self.assertEqual(hashed[0]['digest'], self.done('hash', 'a.safetensors')['checkpoint'])
 
     def test_text(self):
+        self.write('a/bad.pkl', RUNS_CODE)
         self.write('a/cut.safetensors', safetensors(SMALL)[:-1])
         self.expect('scan', self.safemap('scan', '.').out)
 
