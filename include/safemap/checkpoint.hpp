@@ -287,7 +287,8 @@ public:
     /// - from a training folder (DeepSpeed, DCP, files of ranks, Hugging Face shards, `pytorch_model_fsdp.bin`): the
     ///   files that make up a model of Hugging Face by their names, such as `config.json`, `tokenizer.json`,
     ///   `generation_config.json` and `adapter_config.json`. They are beside the weights, in the folders up to the path
-    ///   that was opened, in `huggingface/` (verl) or `.hf_metadata/` (NeMo) there, and in the parent of that path
+    ///   that was opened, in `huggingface/` (verl) or `.hf_metadata/` (NeMo) there, and in the parent of that path, if
+    ///   it has the weights itself or is called after a step, such as `checkpoint-300`
     /// - from the folder of an adapter: those of a finished model, and beyond that folder those of a training folder
     /// - from a file called `model`, `pytorch_model` or `adapter_model`, a shard or an index of one, if `config.json`
     ///   or `adapter_config.json` is beside it: files of the model by their names, beside it

@@ -105,12 +105,16 @@ template <class Open> std::shared_ptr<const Folder> opened_if_possible(Open&& op
     }
 }
 
-/// Returns the folder that the path is in, as it is in the file system: a link in the path is followed.
-std::shared_ptr<const Folder> folder_above(const std::filesystem::path& path) {
+/// Returns the folder around the one that was opened, as it is in the file system: a link in the path is followed.
+/// Returns null if the weights are deeper in it, unless it is one of the saves of a run.
+std::shared_ptr<const Folder> folder_above(const state::Contents& contents) {
     std::error_code failed;
-    const std::filesystem::path whole = std::filesystem::canonical(path, failed);
-    if (failed || !whole.has_relative_path()) return nullptr;
-    return opened_if_possible([&] { return open_folder(whole.parent_path(), Mapping::automatic); });
+    const std::filesystem::path opened = std::filesystem::canonical(contents.opened, failed);
+    if (failed || !opened.has_relative_path()) return nullptr;
+    if (!std::filesystem::equivalent(contents.folder->name(), opened, failed) &&
+        !names::is_numbered_save(opened.filename().native()))
+        return nullptr;
+    return opened_if_possible([&] { return open_folder(opened.parent_path(), Mapping::automatic); });
 }
 
 class Places {
@@ -269,7 +273,7 @@ std::vector<SmallFilesPlace> checkpoint::places_of_small_files(const state::Cont
     found.add_with_inner(contents.folder);
     found.places[nearest].of_model = finished;
     for (const auto& folder : contents.around) found.add_with_inner(folder);
-    found.add(folder_above(contents.opened));
+    found.add(folder_above(contents));
     return std::move(found.places);
 }
 

@@ -218,10 +218,13 @@ TEST_CASE("the extras of a training folder are beside the weights, below them, a
     CHECK(extras(save).files.empty());
     dir.write("home/config.json", "home");
     dir.write("home/tokenizer.json", "home");
-    CHECK(extras(save).files.empty());  // only the direct parent
-    CHECK(places_of(extras(dir / "home/run")) == Names{"config.json=home", "tokenizer.json=home"});
+    CHECK(extras(save).files.empty());              // only the direct parent
+    CHECK(extras(dir / "home/run").files.empty());  // the weights are deeper
     dir.write("home/run/config.json", "run");
-    CHECK(places_of(extras(save)) == Names{"config.json=run"});
+    for (const char* path : {"home/run", "home/run/checkpoint-3", "home/run/checkpoint-3/", "home/run/checkpoint-3/."})
+        CHECK(places_of(extras(dir / path)) == Names{"config.json=run"});
+    const std::vector<fs::path> listed = {save / "pytorch_model_fsdp.bin"};
+    CHECK(Checkpoint::open(listed).extras().files.empty());
     dir.write("home/run/checkpoint-3/huggingface/config.json", "huggingface");
     dir.write("home/run/checkpoint-3/huggingface/vocab.json", "huggingface");
     const Extras both = extras(save);
