@@ -73,6 +73,13 @@ NodeId value_of_flat(const StateTree& tree, NodeId at, std::string_view begin, s
     return StateTree::no_node;
 }
 
+/// Returns true if reading a tensor reads little else. A deflated stream is inflated up to the place of a value.
+bool is_near(const LazyTensor& tensor) {
+    constexpr std::uint64_t most_inflated = 1 << 20;
+    const auto placement = tensor.placement();
+    return placement && (placement->source->is_file() || placement->extent.offset <= most_inflated);
+}
+
 /// Returns the number that a node is, also that of a tensor without dimensions.
 std::optional<double> number_in(const StateTree& tree, NodeId at) {
     if (at == StateTree::no_node) return std::nullopt;
@@ -83,7 +90,7 @@ std::optional<double> number_in(const StateTree& tree, NodeId at) {
         return std::holds_alternative<StateTree::NumpyScalar>(tree[scalar->value]) ? std::nullopt
                                                                                    : number_in(tree, scalar->value);
     const auto* const leaf = std::get_if<StateTree::Tensor>(&node);
-    if (leaf == nullptr || !leaf->tensor.shape().empty()) return std::nullopt;
+    if (leaf == nullptr || !leaf->tensor.shape().empty() || !is_near(leaf->tensor)) return std::nullopt;
     const auto only = [](const LazyTensor& tensor, auto zero) {
         const TensorView value = tensor.load();
         return static_cast<double>(value.as<decltype(zero)>().front());
