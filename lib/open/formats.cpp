@@ -296,11 +296,13 @@ Sniffed sniff(const Source& source) {
 
 Error described(const Error& error, const Source& source, Content wanted, std::string_view expected) {
     const Sniffed sniffed = sniff(source);
-    const bool is_length = error.code() == Errc::header_too_large || error.code() == Errc::header_past_end;
+    constexpr Errc shows_content[] = {Errc::header_too_large, Errc::header_past_end, Errc::pickle_bad_opcode};
+    const bool is_shown =
+        std::find(std::begin(shows_content), std::end(shows_content), error.code()) != std::end(shows_content);
     std::string is = sniffed.looks_like;
     if (sniffed.content == Content::zip) is = "a zip, as torch.save writes";
     if (sniffed.content == Content::safetensors) is = "a safetensors file";
-    if (sniffed.content == wanted || (is.empty() && !is_length)) return error;
+    if (sniffed.content == wanted || (is.empty() && !is_shown)) return error;
     if (is.empty()) is = "a file of no known format";
     std::string message = "this is " + is + "; expected " + std::string(expected);
     if (is == cut_safetensors) message = error.message() + "; this is " + is;

@@ -188,6 +188,10 @@ void add_deeper(const Folder& folder, const std::string& path, int levels, std::
     if (other != others.end()) hint_at_kind(error, folder, *other);
     if (std::any_of(names.files.begin(), names.files.end(), is_download))
         error.with_hint("a download has not finished: start it again");
+    const auto state = std::find_if(names.files.begin(), names.files.end(), names::is_weights);
+    if (state != names.files.end())
+        error.with_hint("files of the state of a trainer open by their own paths: " +
+                        shell_word(folder.name() + '/' + *state));
     if (std::any_of(names.files.begin(), names.files.end(), names::is_foreign_weights))
         error.with_hint("safemap reads weights of PyTorch and safetensors, and no other framework's");
     throw error;

@@ -5,12 +5,14 @@
 #include "io/file_folder.hpp"
 #include "names/model_names.hpp"
 #include "names/rank_names.hpp"
+#include "open/formats.hpp"
 #include "open/layouts.hpp"
 #include "open/read.hpp"
 #include "safetensors/shard_files.hpp"
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -140,12 +142,51 @@ void note_others(const FolderShape& shape, Contents& contents) {
     contents.notes.push_back((lacks ? "" : "read " + shape.files.front() + "; ") + "not read: " + listed(others));
 }
 
+/// A sink for the faults of a folder. Says what a file is that is of another kind than its name says, and adds hints.
+class OfFolder final : public FaultSink {
+public:
+    OfFolder(FaultSink& next, const Folder& folder) : next_(next), folder_(folder) {}
+    void fault(Error error) override { next_.fault(told(std::move(error))); }
+
+    Error told(Error error) const {
+        constexpr Errc truncated[] = {Errc::file_truncated, Errc::pickle_truncated, Errc::piece_missing};
+        if (std::find(std::begin(truncated), std::end(truncated), error.code()) != std::end(truncated))
+            error.with_hint(interrupted);
+        if (error.code() == Errc::rank_missing) error.with_hint("copy the files of all ranks into one folder");
+        const bool may_be_other = names_file(error.code()) && !error.message().starts_with("this is ");
+        const std::shared_ptr<const Source> file = may_be_other ? file_of(error.path()) : nullptr;
+        if (!file || sniff(*file).read != nullptr) return error;
+        return described(error, *file, Content::pickle, "a pickle of a checkpoint, because of its name");
+    }
+
+private:
+    /// Returns true if a file of another kind may have this fault.
+    static bool names_file(Errc code) {
+        return name(code).starts_with("pickle_") || code == Errc::unknown_format || code == Errc::unsupported_layout;
+    }
+
+    std::shared_ptr<const Source> file_of(std::string_view path) const {
+        const std::string folder = folder_.name() + '/';
+        if (!path.starts_with(folder)) return nullptr;
+        try {
+            return folder_.open(path.substr(folder.size()));
+        } catch (const Error&) {  // a file that cannot be opened has its own error
+            return nullptr;
+        }
+    }
+
+    FaultSink& next_;
+    const Folder& folder_;
+};
+
 /// Reads the folder itself, or throws the error of a kind that is not read.
 Contents read_known(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderNames& names,
                     const OpenOptions& options, FaultSink& faults) {
     const FolderKind* const kind = kind_of(shape);
     if (kind == nullptr) refuse(shape, names, *folder);
-    Contents contents = kind->read(folder, shape, options, faults);
+    OfFolder own(faults, *folder);
+    Contents contents =
+        adding([&](Error& error) { error = own.told(error); }, [&] { return kind->read(folder, shape, options, own); });
     if (shape.finished) contents.model_file = shape.files.front();
     note_others(shape, contents);
     return contents;

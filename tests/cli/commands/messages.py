@@ -142,6 +142,27 @@ class Messages(Case):
         self.file('in/model.safetensors.index.json', b'{"weight_map": {')
         self.assert_told(self.refused('index_not_json', 1, 'inspect', 'in'), 'not JSON')
 
+    def test_a_file_of_a_training_folder_that_is_none_is_named(self):
+        for kind, names in [('rank', ['model_world_size_2_rank_0.pt', 'model_world_size_2_rank_1.pt']),
+                            ('dcp', ['.metadata', '__0_0.distcp']),
+                            ('zero', ['mp_rank_00_model_states.pt', 'zero_pp_rank_0_mp_rank_00_optim_states.pt'])]:
+            for what, content in [('web page', b'<html>' + SECRET), ('a text file', SECRET),
+                                  ('no known format', bytes(range(200, 256)) + SECRET)]:
+                for name in names:
+                    self.file(f'{kind}/{name}', content)
+                for command, *more in [('inspect',), ('convert', 'out')]:
+                    result = self.safemap(command, kind, *more, '--json')
+                    self.assertEqual(result.code, 1)
+                    if what != 'no known format':
+                        self.assert_told(result.json()['error'], what)
+                    self.assertNotIn('hunter2', result.out)
+                    self.assertNotIn('unknown opcode', result.out)
+        self.file('part/model_world_size_2_rank_1.pt', b'')
+        self.assert_told(self.refused('rank_missing', 1, 'inspect', 'part'), 'copy the files of all ranks')
+        self.file('states/optimizer.pt', b'')
+        self.file('states/scheduler.pt', b'')
+        self.assert_told(self.refused('not_a_checkpoint', 1, 'inspect', 'states'), 'states/optimizer.pt')
+
     def test_a_zip_of_another_program_has_a_hint(self):
         with zipfile.ZipFile(self.folder / 'x.zip', 'w') as archive:
             archive.writestr('run/model.safetensors', SECRET)
