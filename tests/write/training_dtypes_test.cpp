@@ -57,18 +57,18 @@ bool is_noted(const std::vector<std::string>& notes, std::string_view part) {
 TEST_CASE("the state of an optimizer keeps its dtypes, found by its structure or by the name of its entry") {
     std::vector<std::string> notes;
     const SaveOptions cast{.dtype = Dtype::bf16};
-    for (const auto& [key, value] : {std::pair("anything", optimizer()),
-                                     {"optimizer_states", dict({text("x"), tensor()})},
-                                     {"d_optim", dict({text("x"), tensor()})},
-                                     {"lr_schedulers", dict({text("x"), tensor()})},
-                                     {"opt_state", dict({text("x"), tensor()})},
-                                     {"grad_scaler", dict({text("x"), tensor()})}}) {
+    for (const auto& entry : {std::pair("anything", optimizer()),
+                              {"optimizer_states", dict({text("x"), tensor()})},
+                              {"d_optim", dict({text("x"), tensor()})},
+                              {"lr_schedulers", dict({text("x"), tensor()})},
+                              {"opt_state", dict({text("x"), tensor()})},
+                              {"grad_scaler", dict({text("x"), tensor()})}}) {
         const std::string names =
-            saved(dict({text("model"), dict({text("w"), tensor()}), text(key), value}), cast, notes);
-        CAPTURE(key);
+            saved(dict({text("model"), dict({text("w"), tensor()}), text(entry.first), entry.second}), cast, notes);
+        CAPTURE(entry.first);
         CAPTURE(names);
         CHECK(names.find("model/w=BF16 ") != names.npos);
-        CHECK(names.find(std::string(key) + "/") != names.npos);
+        CHECK(names.find(std::string(entry.first) + "/") != names.npos);
         CHECK(names.find("BF16") == names.rfind("BF16"));
         CHECK(is_noted(notes, "keep"));
         CHECK(is_noted(notes, "--dtype-optimizer D"));
