@@ -15,6 +15,7 @@ namespace safemap::SAFEMAP_ABI::torch {
 enum class Use : std::uint8_t {
     any,    ///< every use: also a call with arguments of the file's choice
     empty,  ///< as a value, by a call without arguments, and as an object that is made without its constructor
+    made,   ///< as `empty`, but not as a value: its constructor evaluates text or loads files
     value   ///< as a value that is not called
 };
 

@@ -161,6 +161,13 @@ constexpr std::string_view packages = R"(
     sklearn pandas.core scipy.sparse gym.spaces gymnasium.spaces addict easydict
     munch attrdict box)";
 
+/// Packages among these with constructors that evaluate text, or load or download files.
+constexpr std::string_view unsafe_constructors = R"(
+    ultralytics yolov5 yolov6 yolov7 models TTS sentence_transformers pyannote.audio.core.model
+    pyannote.audio.core.inference pyannote.audio.pipelines diffusers mmcv mmengine mmdet mmseg detectron2.checkpoint
+    detectron2.engine fastai.learner facenet_pytorch transformers.trainer lightning.pytorch.trainer
+    pytorch_lightning.trainer basicsr gfpgan realesrgan facexlib optimum)";
+
 /// Single classes of other packages, likewise: configurations, and subclasses of TrainingArguments of transformers.
 constexpr std::string_view single_classes = R"(
     ml_collections.config_dict.config_dict.ConfigDict ml_collections.config_dict.config_dict.FrozenConfigDict
@@ -209,6 +216,7 @@ std::optional<Judgement> harmless_name(std::string_view name) {
 
 std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
     static const WordSet listed = words_of(packages);
+    static const WordSet unsafe = words_of(unsafe_constructors);
     static const WordSet excluded = words_of(left_out);
     const std::size_t dot = global.name.find('.');
     const std::string_view outer = global.name.substr(0, dot);
@@ -220,7 +228,10 @@ std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
                             !is_below(global.module, excluded);
     if (!by_name && !by_package) return std::nullopt;
     if (dot == global.name.npos)
-        return Judgement{Verdict::needs_classes, is_harmless, is_layer(global) ? Use::any : Use::empty};
+        return Judgement{Verdict::needs_classes, is_harmless,
+                         is_layer(global)                              ? Use::any
+                         : !by_name && is_below(global.module, unsafe) ? Use::made
+                                                                       : Use::empty};
     // A nested class, or a member of an enumeration. A method of the class may be anything, if it is called.
     const std::string_view inner = global.name.substr(global.name.rfind('.') + 1);
     return Judgement{Verdict::needs_classes, is_harmless, begins_with_capital(inner) ? Use::empty : Use::value};

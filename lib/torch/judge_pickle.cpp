@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -30,6 +32,9 @@ constexpr std::string_view class_changed =
     "is given attributes as a class or module: changes attributes of other objects";
 constexpr std::string_view constructed =
     "is a harmless class, but its constructor is called with arguments of the file";
+constexpr std::string_view handed_on =
+    "is a class whose constructor evaluates text or loads files, and may be called by what it is handed to";
+constexpr std::string_view gets_object = "gets an object of a library, whose methods it may call";
 constexpr std::string_view method_called = "is a function in a harmless class, and is called";
 
 /// A function that calls one of its arguments.
@@ -64,10 +69,17 @@ constexpr std::string_view idle_dunders = "__orig_class__ __wrapped__ __objclass
 class Judge {
 public:
     Judge(const PickleGraph& pickle, const std::function<bool(const PickleGraph::Global&)>& is_data)
-        : pickle_(pickle), is_data_(is_data), uses_(pickle.size()), roles_(pickle.size()), seen_(pickle.size()) {}
+        : pickle_(pickle),
+          is_data_(is_data),
+          uses_(pickle.size()),
+          roles_(pickle.size()),
+          seen_(pickle.size()),
+          is_arguments_(pickle.size()) {}
 
     PickleJudgement run() {
         if (pickle_.root() != PickleGraph::nothing) use(pickle_.root(), value);
+        for (Id id = 0; id < pickle_.size(); ++id)
+            if (pickle_.kind(id) == Kind::call) is_arguments_[pickle_.call(id).arguments] = true;
         for (Id id = 0; id < pickle_.size(); ++id) look_at(id);
         for (Id id = 0; id < pickle_.size(); ++id)
             if (pickle_.kind(id) == Kind::global) out_.globals.emplace_back(id, judged(id));
@@ -79,7 +91,7 @@ private:
     using Kind = PickleGraph::Kind;
     using Call = PickleGraph::Call;
     using Argument = Caller::Argument;
-    enum Bit : std::uint8_t { value = 1, empty = 2, with_arguments = 4, excused = 8 };
+    enum Bit : std::uint8_t { value = 1, empty = 2, with_arguments = 4, excused = 8, as_key = 16 };
     static constexpr std::uint8_t asked = 0x80;
 
     void use(Id id, Bit bit) { uses_[id] = static_cast<std::uint8_t>(uses_[id] | bit); }
@@ -87,9 +99,15 @@ private:
         for (const Id id : ids) use(id, value);
     }
 
+    void use_pairs(std::span<const Id> items) {
+        for (std::size_t i = 0; i < items.size(); ++i) use(items[i], i % 2 == 0 ? as_key : value);
+    }
+
     void look_at(Id id) {
         const auto items = pickle_.nodes_in(id);
-        use_all(items);
+        const bool is_dict = pickle_.kind(id) == Kind::dict;
+        if (is_dict) use_pairs(items);
+        else if (!is_arguments_[id]) use_all(items);
         switch (pickle_.kind(id)) {
             case Kind::dict: return look_at_pairs(items);
             case Kind::list:
@@ -158,12 +176,14 @@ private:
         use(call.arguments, value);
         if (call.keywords != PickleGraph::nothing) use(call.keywords, value);
         use_all(call.states);
-        use_all(call.items);
+        use_pairs(call.items);
         use_all(call.appends);
         look_at_pairs(call.items);
         for (const Id state : call.states) look_at_state(state);
         const Id function = class_of(pickle_, call.callee);
+        use_arguments(function, call.arguments);
         if (pickle_.kind(function) != Kind::global) return add_finding(call.callee, result_called);
+        look_at_handed(function, call);
         if (call.of_class) {
             use(function, value);
             if (!pickle_.global(function).module.starts_with("__torch__")) add_finding(function, class_changed);
@@ -173,6 +193,115 @@ private:
         use(function, is_excused(function, call) ? excused : !call.constructs || no_arguments ? empty : bit_of(call));
         follow(function, call.arguments, !call.states.empty());
     }
+    /// Marks the arguments of a call as values, but not a class that only gives the type of an object.
+    void use_arguments(Id function, Id arguments) {
+        const auto given = pickle_.items(arguments);
+        const bool any_global = pickle_.kind(function) == Kind::global;
+        for (std::size_t at = 0; at < given.size(); ++at) {
+            const bool type = any_global && is_followed(function, at, Argument::made);
+            use(given[at], type ? as_key : value);
+        }
+    }
+    /// Returns true if follow() looks at the argument of a function at that place.
+    bool is_followed(Id function, std::size_t at, std::optional<Argument> as = std::nullopt) {
+        const unsigned known = roles(function);
+        for (std::size_t i = 0; i < std::size(callers); ++i)
+            if ((known & (1U << i)) != 0 && callers[i].at == at && (!as || callers[i].as == *as)) return true;
+        return false;
+    }
+
+    // Objects of libraries, which are handed to functions that may call their methods.
+
+    const Judgement& name_of(Id global) {
+        const auto [known, fresh] = names_.try_emplace(global);
+        if (fresh)
+            known->second =
+                is_data_(pickle_.global(global)) ? Judgement{Verdict::ok, {}} : judge(pickle_.global(global));
+        return known->second;
+    }
+    /// Returns true for an object of a harmless class whose methods may call what the object holds: a DataLoader.
+    bool is_library_object(Id id) {
+        if (pickle_.kind(id) != Kind::call) return false;
+        const PickleGraph::Call call = pickle_.call(id);
+        Id function = class_of(pickle_, call.callee);
+        if (pickle_.kind(function) != Kind::global) return false;
+        const auto given = pickle_.items(call.arguments);
+        if ((roles(function) & 1U) != 0 && !given.empty()) function = class_of(pickle_, given[0]);
+        if (pickle_.kind(function) != Kind::global) return false;
+        const Judgement& named = name_of(function);
+        return named.severity == Verdict::needs_classes && named.use != Use::any;
+    }
+    void look_at_handed(Id function, const Call& call) {
+        const auto any_object = [this](std::span<const Id> ids) {
+            return std::any_of(ids.begin(), ids.end(), [this](Id id) { return is_library_object(id); });
+        };
+        bool handed = any_object(call.states);
+        const auto given = pickle_.items(call.arguments);
+        const Judgement& named = name_of(function);
+        const bool harmless = named.severity == Verdict::ok || named.severity == Verdict::needs_classes;
+        if (!harmless || named.use != Use::any || pickle_.global(function).module.starts_with("pandas.")) {
+            if (handed) add_handed(function);
+            return;
+        }
+        for (std::size_t at = 0; at < given.size(); ++at) {
+            handed = handed || (!is_followed(function, at) && is_library_object(given[at]));
+            handed = handed || (goes_over_pairs(function) && any_object(pickle_.nodes_in(given[at])));
+        }
+        if (!handed && goes_deep(function))
+            handed = holds_object(call.arguments) ||
+                     std::any_of(call.states.begin(), call.states.end(), [this](Id id) { return holds_object(id); });
+        if (handed) add_handed(function);
+    }
+    void add_handed(Id function) {
+        Finding finding{dotted(pickle_.global(function)), std::string(gets_object), Verdict::unknown, {}};
+        if (out_.calls.size() < Findings::most_listed) out_.calls.push_back(std::move(finding));
+    }
+    bool goes_over_pairs(Id function) const {
+        const PickleGraph::Global global = pickle_.global(function);
+        return (global.module == "builtins" && global.name == "dict") ||
+               (global.module == "collections" && (global.name == "OrderedDict" || global.name == "Counter"));
+    }
+    /// Returns true for classes that read what their arguments and states hold.
+    bool goes_deep(Id function) const {
+        constexpr std::string_view modules[] = {"numpy.random", "random",    "pandas",   "scipy", "sklearn",
+                                                "decimal",      "fractions", "datetime", "re",    "pathlib",
+                                                "uuid",         "io",        "_io"};
+        const std::string_view module = pickle_.global(function).module;
+        return std::any_of(std::begin(modules), std::end(modules), [module](std::string_view each) {
+            return module.starts_with(each) && (module.size() == each.size() || module[each.size()] == '.');
+        });
+    }
+    /// Returns true if a library object is in a value, at any depth.
+    bool holds_object(Id id) {
+        if (holds_.empty()) find_holders();
+        return holds_[id];
+    }
+    /// Values that are nested forwards and backwards in turn take several passes. After the last one, anything may hold
+    /// an object.
+    void find_holders() {
+        constexpr int most_passes = 8;
+        holds_.resize(pickle_.size());
+        bool changed = true;
+        for (int pass = 0; changed && pass < most_passes; ++pass) {
+            changed = false;
+            for (Id id = static_cast<Id>(pickle_.size()); id-- > 0;) {
+                if (holds_[id] || !holds_one(id)) continue;
+                holds_[id] = changed = true;
+            }
+        }
+        if (changed) holds_.assign(pickle_.size(), true);
+    }
+    bool holds_one(Id id) {
+        const auto any = [this](std::span<const Id> ids) {
+            return std::any_of(ids.begin(), ids.end(), [this](Id each) { return holds_[each]; });
+        };
+        if (any(pickle_.nodes_in(id))) return true;
+        if (pickle_.kind(id) != Kind::call) return false;
+        const PickleGraph::Call call = pickle_.call(id);
+        return is_library_object(id) || holds_[call.arguments] || any(call.states) || any(call.items) ||
+               any(call.appends);
+    }
+
     /// Returns with_arguments, or `empty` for a call that looks up a member of an enumeration by its value.
     Bit bit_of(const Call& call) const {
         const auto given = pickle_.items(call.arguments);
@@ -270,7 +399,9 @@ private:
         if (by_name.severity != Verdict::needs_classes) return by_name;
         const bool called = (uses & (empty | with_arguments)) != 0;
         if (by_name.use == Use::value && called) return {Verdict::unknown, method_called};
-        if (by_name.use == Use::empty && (uses & with_arguments) != 0) return {Verdict::unknown, constructed};
+        if (by_name.use == Use::made && (uses & value) != 0) return {Verdict::unknown, handed_on};
+        if (by_name.use <= Use::made && by_name.use != Use::any && (uses & with_arguments) != 0)
+            return {Verdict::unknown, constructed};
         return by_name;
     }
     static constexpr std::string_view excused_why = "names a type, or a function with some of its arguments";
@@ -293,7 +424,10 @@ private:
     const std::function<bool(const PickleGraph::Global&)>& is_data_;
     std::vector<std::uint8_t> uses_;
     std::vector<std::uint8_t> roles_;
-    std::vector<bool> seen_;  ///< dictionaries of attributes
+    std::vector<bool> seen_;          ///< dictionaries of attributes
+    std::vector<bool> is_arguments_;  ///< tuples of arguments
+    std::vector<bool> holds_ = {};    ///< values with a library object in them
+    std::unordered_map<Id, Judgement> names_ = {};
     PickleJudgement out_ = {};
 };
 
