@@ -44,9 +44,11 @@ class Files:
         self.of_torch()
         self.of_training()
         self.of_safetensors()
-        self.more = {f'docs/{page}.md': folder / f'of_{page}' for page in ('deepspeed', 'fsdp', 'hf-shards')}
+        self.of_shelf()
+        self.more = {f'docs/{page}.md': folder / f'of_{page}' for page in ('convert', 'deepspeed', 'fsdp', 'hf-shards')}
         shutil.copytree(folder / 'of_deepspeed/run' / zero_files.TAG, folder / 'of_deepspeed/run/global_step400')
         shutil.copytree(data / 'reports/verl_actor_folder', folder / 'of_fsdp/run/actor')
+        shutil.copytree(folder / 'run', folder / 'of_convert/run/checkpoint-300')
         (folder / 'of_hf-shards').mkdir()
         self.safemap('convert', 'model.pt', 'of_hf-shards/run/', '--shards-for', '4')
 
@@ -58,7 +60,9 @@ class Files:
         write_pt(self.folder / 'model.pt', tensors(names), self.weights)
         write_pt(self.folder / 'ddp.pt', tensors('module.' + name for name in names), self.weights)
         diffusion = tensors('model.diffusion_model.' + name for name in names)
-        write_pt(self.folder / 'sd.ckpt', {'global_step': 840000, 'state_dict': diffusion}, self.weights)
+        averages = tensors('model_ema.diffusion_model' + name.replace('.', '') for name in names)
+        for file in ('sd.ckpt', 'model.ckpt'):
+            write_pt(self.folder / file, {'global_step': 840000, 'state_dict': {**diffusion, **averages}}, self.weights)
         tied = tensors(names)
         write_pt(self.folder / 'tied.pt', {'lm_head.weight': tied['model.embed_tokens.weight'], **tied,
                                            'lm_head.weight': tied['model.embed_tokens.weight']}, self.weights)
@@ -103,3 +107,10 @@ class Files:
         (self.folder / 'model.json').write_text(json.dumps({p.name: {'dtype': 'F32', 'shape': p.shape} for p in MODEL}))
         whole = (self.folder / 'a.safetensors').read_bytes()
         (self.folder / 'broken.safetensors').write_bytes(whole + b'\0' * 4)
+
+    def of_shelf(self):
+        shelf = self.folder / 'shelf'
+        shelf.mkdir()
+        for name in ('train.pt', 'last.ckpt', 'stranger.pt', 'broken.safetensors'):
+            shutil.copy(self.folder / name, shelf)
+        self.safemap('convert', 'train.pt', 'shelf/gpt.safetensors', '--root', 'auto')

@@ -137,7 +137,8 @@ class Pages:
             same = shown(wanted, printed)
             if not same and (not self.update or '...' in wanted):
                 self.faults.append(f'{page}:{number}: {found[1]}\n--- shown\n{found[2]}--- printed\n{output}')
-            now += f'$ {found[1]}\n' + (found[2] if same else '\n'.join(printed) + '\n' if printed else '')
+            kept = same or '...' in wanted or not printed
+            now += f'$ {found[1]}\n' + (found[2] if kept else '\n'.join(printed) + '\n')
         return now
 
     def page(self, path):
