@@ -65,8 +65,8 @@ def options_of(safemap, command):
 def cli_page(safemap, root):
     page = (root / 'docs/cli.md').read_text(encoding='utf-8')
     sections = dict(re.findall(r'^## (.*?)\n(.*?)(?=^## |\Z)', page, re.MULTILINE | re.DOTALL))
-    rows = {title.split()[0]: set(re.findall(r'^\| `(--[a-z-]+)', text, re.MULTILINE))
-            for title, text in sections.items()}
+    cells = {title.split()[0]: re.findall(r'^\| (`--.*?) \| ', text, re.MULTILINE) for title, text in sections.items()}
+    rows = {title: set(re.findall(r'`(--[a-z-]+)', ' '.join(first))) for title, first in cells.items()}
     common = re.findall(r'^\| `(--[a-z-]+).*\| (.*) \|$', sections['Every command'], re.MULTILINE)
     faults = []
     short_forms = set()
