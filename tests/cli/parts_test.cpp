@@ -213,11 +213,11 @@ TEST_SUITE("rename") {
         CHECK_FAULT(renamed("s/b/x/", longest + 'a'), Errc::invalid_argument);
         CHECK_FAULT(renamed("s/b/x/", std::string(10'000'000, 'a')), Errc::invalid_argument);
         // Replacing a prefix does not use the regex engine.
-        CHECK(Renaming({"a"}, {}).apply(longest + 'b').size() == 1024);
+        CHECK(Renaming({.prefixes = {"a"}}).apply(longest + 'b').size() == 1024);
     }
 
     TEST_CASE("prefixes are replaced first, then rules are applied in order, each to the result of the one before") {
-        Renaming renaming({"module.", "model."}, {"s/^a/b/", "s/^b/c/", "s/^model/d/"});
+        Renaming renaming({.prefixes = {"module.", "model."}, .rules = {"s/^a/b/", "s/^b/c/", "s/^model/d/"}});
         CHECK(renaming.apply("module.model.a") == "c");
         CHECK(renaming.apply("model.module.x") == "module.x");
         CHECK(renaming.apply("module") == "module");
@@ -226,7 +226,7 @@ TEST_SUITE("rename") {
     }
 
     TEST_CASE("a rule that changes no name is noted") {
-        Renaming renaming({"x."}, {"s/a/a/", "s/a/b/"});
+        Renaming renaming({.prefixes = {"x."}, .rules = {"s/a/a/", "s/a/b/"}});
         CHECK(renaming.notes().size() == 3);
         renaming.apply("a");
         renaming.apply("c");
