@@ -204,6 +204,14 @@ const std::vector<std::string>& Origin::lost_without_structure(const Checkpoint&
     return checkpoint.state_->contents.lost_without_structure;
 }
 
+bool Origin::has_final_names(const Checkpoint& checkpoint) {
+    const Checkpoint::State& now = *checkpoint.state_;
+    if (now.contents.final_names || !now.contents.root.empty()) return true;
+    return now.origin && std::any_of(checkpoint.begin(), checkpoint.end(), [&](const LazyTensor& tensor) {
+               return now.origin->find(tensor.name()) == nullptr;
+           });
+}
+
 const checkpoint::SortedNames& Origin::sorted_names(const Checkpoint& checkpoint) noexcept {
     return checkpoint.state_->sorted_names;
 }

@@ -23,6 +23,9 @@ struct Origin {
     static const std::vector<StoragePlace>& storages(const Checkpoint& checkpoint) noexcept;
     /// Returns the same as safemap::lost_without_structure().
     static const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
+    /// Returns true if a file should say that the names of the checkpoint are final: those of a part, or others than
+    /// were opened.
+    static bool has_final_names(const Checkpoint& checkpoint);
     static const SortedNames& sorted_names(const Checkpoint& checkpoint) noexcept;
 
     /// Returns `checkpoint` as it was before every select() and renamed().

@@ -135,6 +135,7 @@ std::shared_ptr<const StateTree> read_structure(Contents& contents, std::string 
 }  // namespace
 
 void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
+    contents.final_names = take(contents, state::root_key).has_value();
     std::optional<std::string> says = take(contents, state::structure_key);
     if (!says) return;
     reporting(faults, [&] {

@@ -89,6 +89,7 @@ struct Contents {
     std::vector<StatePart> parts = {};  ///< parts of the whole tree; set by take_root()
     std::string root = {};              ///< path of the part that names are relative to
     std::string root_prefix = {};       ///< prefix that these names have lost: "state_dict/" or, in DCP, "model."
+    bool final_names = false;           ///< true if a save has noted that the names of the file are those to give
     std::vector<std::string> lost_without_structure = {};
     /// True if the structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;

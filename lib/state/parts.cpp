@@ -283,6 +283,8 @@ void take_names(Contents& contents, const PartPlace& part, const FlatState& path
     const auto dotted = dotted_prefix(part.path);
     if (!paths.tensors.empty() && has_names_of(names, *contents.tree, paths)) {
         contents.root_prefix = names.prefix();
+    } else if (contents.final_names) {
+        return;
     } else if (all_begin_with(contents, names.prefix())) {
         const auto within = [&](std::string_view name) {
             return name.starts_with(names.prefix()) ? names.within(name) : std::string(name);

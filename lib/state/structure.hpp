@@ -19,6 +19,9 @@ namespace safemap::SAFEMAP_ABI::state {
 
 /// The key of `__metadata__` that holds the document.
 inline constexpr std::string_view structure_key = "safemap.structure";
+/// The key of `__metadata__` that says that the names of the file are final, beside a document: the path of the part
+/// that they are relative to, or nothing. Without it, names that are paths are those of an earlier version.
+inline constexpr std::string_view root_key = "safemap.root";
 /// The U8 tensor that holds the document if it is longer than `longest_inline_structure` bytes.
 inline constexpr std::string_view structure_tensor = "~structure";
 inline constexpr std::size_t longest_inline_structure = 1U << 20;

@@ -132,6 +132,8 @@ std::optional<LazyTensor> add_structure(const Checkpoint& checkpoint, const Save
     require_no_tie(checkpoint, input.metadata);
     std::optional<std::string> document = document_of(checkpoint, options.structure, input);
     put_source(checkpoint, document || options.checksums, input.metadata);
+    if (document && checkpoint::Origin::has_final_names(checkpoint))
+        input.metadata.insert_or_assign(std::string(state::root_key), checkpoint.root());
     if (!document) {
         note_losses(checkpoint, input);
         return std::nullopt;

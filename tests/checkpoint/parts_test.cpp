@@ -169,11 +169,24 @@ TEST_CASE("stored names are those of the file") {
 }
 
 TEST_CASE("renamed tensors keep the names that a file has for them") {
-    const Checkpoint own = open(pt::dict({{"model", weights({"w", "b"})}}));
-    const TempDir folder = TempDir::in_memory();
-    save(folder / "renamed.safetensors", own.renamed([](std::string_view name) { return "x." + std::string(name); }));
-    for (const auto& root : {std::optional<std::string>(), std::optional<std::string>("")})
-        CHECK(names(Checkpoint::open(folder / "renamed.safetensors", {.root = root})) == Names{"x.b", "x.w"});
+    for (const char* const from : {"own", "whole"})
+        for (const std::string before : {"x.", "model.", "model/", "model/model."}) {
+            const Checkpoint checkpoint =
+                open(pt::dict({{"model", weights({"w", "b"})}}),
+                     {.root = from == std::string_view("own") ? std::optional<std::string>()
+                                                              : std::optional<std::string>("")});
+            const Checkpoint renamed = checkpoint.renamed(
+                [&](std::string_view name) { return before + std::string(name.substr(name.rfind('/') + 1)); });
+            CAPTURE(from);
+            CAPTURE(before);
+            const TempDir folder = TempDir::in_memory();
+            save(folder / "renamed.safetensors", renamed);
+            const bool paths = before == "model/" && from == std::string_view("whole");  // nothing is renamed
+            const Checkpoint again = Checkpoint::open(folder / "renamed.safetensors");
+            CHECK(names(again) == (paths ? Names{"b", "w"} : Names{before + "b", before + "w"}));
+            save(folder / "again.safetensors", again);
+            CHECK(names(Checkpoint::open(folder / "again.safetensors")) == names(again));
+        }
 }
 
 TEST_CASE("ties in the metadata follow the names of the only part") {

@@ -102,7 +102,7 @@ class Tensor:
 
 def nested_file(value):
     """Returns a file of torch.save of any value with tensors in it. Needs no torch: the pickle only names it."""
-    storages = []
+    storages, keys = [], {}
     torch, utils = types.ModuleType('torch'), types.ModuleType('torch._utils')
     torch.FloatStorage = type('FloatStorage', (), {'__module__': 'torch'})
     utils._rebuild_tensor_v2 = type('_rebuild_tensor_v2', (), {'__module__': 'torch._utils'})
@@ -112,9 +112,9 @@ def nested_file(value):
             if not isinstance(value, tuple) or not value or value[0] != 'storage of':
                 return None
             numbers = value[1]
-            if not any(numbers is known for known in storages):
+            key = keys.setdefault(id(numbers), len(storages))
+            if key == len(storages):
                 storages.append(numbers)
-            key = next(i for i, known in enumerate(storages) if numbers is known)
             return 'storage', torch.FloatStorage, str(key), 'cpu', len(numbers)
 
         def reducer_override(self, value):

@@ -199,7 +199,7 @@ TEST_CASE("an edit, a ShardWriter and another save keep the digest of the docume
     const TempDir dir;
     const fs::path file = with_digests(dir);
     const std::string before = metadata_of(file).at(digest_key);
-    CHECK_OK(edit(file, {.rename = {{"model/w", "kernel"}}}));
+    CHECK_OK(edit(file, {.rename = {{"w", "kernel"}}}));
     const auto edited = metadata_of(file);
     CHECK(edited.at(digest_key) != before);
     CHECK(edited.at(digest_key) == xxh3_of(edited.at(document_key)));
