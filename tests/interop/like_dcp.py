@@ -37,7 +37,7 @@ class LikeDcp(common.Case):
 
     def compare(self, kind, world):
         out = self.saved(kind, world)
-        common.safemap('convert', out / 'checkpoint', out / 'out')
+        common.safemap('convert', out / 'checkpoint', out / 'out', '--root', '')
         got = load_file(out / 'out/model.safetensors')
         self.assert_same_dict(got, load_file(out / 'live.safetensors'))
         self.assertTrue(common.safemap('verify', out / 'checkpoint')['ok'])
@@ -71,7 +71,8 @@ class LikeDcp(common.Case):
             out = self.saved(kind, self.rng.choice([1, 2, 3]))
             live = load_file(out / 'live.safetensors')
             with self.subTest(kind=kind):
-                common.safemap('convert', out / 'checkpoint' / model, out / 'model.safetensors', '--structure', 'drop')
+                common.safemap('convert', out / 'checkpoint' / model, out / 'model.safetensors', '--structure', 'drop',
+                               '--root', '')
                 got = {'model.' + name.removeprefix('model.'): value
                        for name, value in load_file(out / 'model.safetensors').items()}
                 self.assert_same_dict(got, {name: live[name] for name in live if name.startswith('model.')})

@@ -145,9 +145,10 @@ class Modules(Case):
                   for name in ('inverse', 'table', 'cache/keys/0', 'hidden/0/_parameters/weight',
                                'hidden/0/_parameters/bias')}
         path = self.save({'model': model})
-        objects = {each['name'] for each in safemap('inspect', path)['objects'] if each['type'] == 'torch.Tensor'}
+        listed = safemap('inspect', path, '--root', '')['objects']
+        objects = {each['name'] for each in listed if each['type'] == 'torch.Tensor'}
         self.assertEqual(objects, wanted)
-        _, report = self.converted(path)
+        _, report = self.converted(path, '--root', '')
         why = {each['name']: each['why'] for each in report['skipped']}
         self.assertEqual(set(why), wanted | {'model', 'model/0.hidden/0', 'model/1.hidden/0'})
         self.assertIn('persistent', why['model/0.inverse'])
