@@ -90,6 +90,8 @@ void save_by_hand(const fs::path& out, const Checkpoint& checkpoint, const Names
         if (!old_ties.contains(pair)) options.metadata.insert(pair);
     options.metadata.insert(ties.begin(), ties.end());
     if (document) {
+        const auto is_new = [&](const LazyTensor& tensor) { return checkpoint.find(tensor.name()) == nullptr; };
+        if (std::any_of(tensors.begin(), tensors.end(), is_new)) options.metadata["safemap.root"] = checkpoint.root();
         options.metadata["safemap.structure"] =
             state::structure_of(*checkpoint.tree(), [&](const std::string& name) -> std::optional<std::string> {
                 const auto found = stored.find(name);

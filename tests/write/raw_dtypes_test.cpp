@@ -199,7 +199,7 @@ TEST_CASE("selections, renamed tensors, parts and edits keep their dtypes") {
     CHECK(Checkpoint::open(file)["zeta"].dtype() == Dtype::c128);
     CHECK(loaded(Checkpoint::open(file)["zeta"]) == loaded(source["z"]));
     CHECK_OK(repair(file, out, {.overwrite = true}));
-    CHECK(Checkpoint::open(out)["m/zeta"].dtype() == Dtype::c128);
+    CHECK(Checkpoint::open(out)["zeta"].dtype() == Dtype::c128);
 }
 
 TEST_CASE("a document may give a tensor only a dtype that matches its raw dtype") {

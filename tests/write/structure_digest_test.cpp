@@ -271,12 +271,14 @@ TEST_CASE("every flipped bit before the data gives a fault or a note, except in 
     const TempDir dir = TempDir::in_memory();
     const fs::path file = with_digests(dir);
     const std::string bytes = TempDir::read(file);
-    flip(file, file, 0, bytes.size() - 7, within(bytes, {R"("format":"pt")", R"("who":"me")"}));
+    flip(file, file, 0, bytes.size() - 7,
+         within(bytes, {R"("format":"pt")", R"("who":"me")", R"("safemap.root":"model")"}));
 
     const fs::path shards = with_digests(dir, "shards");
     const fs::path index = shards / "model.safetensors.index.json";
     const std::string text = TempDir::read(index);
-    flip(shards, index, 0, text.size(), within(text, {R"("total_size")", R"("who": "me")"}));
+    flip(shards, index, 0, text.size(),
+         within(text, {R"("total_size")", R"("who": "me")", R"("safemap.root": "model")"}));
     const fs::path shard = shards / "model-00001-of-00002.safetensors";
     const std::string first = TempDir::read(shard);
     flip(shards, shard, 0, first.size(), within(first, {R"("format":"pt")"}));
