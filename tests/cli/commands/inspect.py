@@ -24,8 +24,8 @@ class Inspect(Case):
 
     def test_json(self):
         told = self.done('inspect', 'small.safetensors')
-        self.assertEqual(list(told), ['format', 'files', 'metadata', 'total_bytes', 'root', 'parts', 'tensors', 'objects',
-                                      'verdict', 'findings', 'notes'])
+        self.assertEqual(list(told), ['format', 'files', 'metadata', 'total_bytes', 'root', 'parts', 'tensors',
+                                      'objects', 'verdict', 'findings', 'notes'])
         self.assertEqual(told['format'], 'safetensors')
         self.assertEqual(told['files'], ['small.safetensors'])
         self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
