@@ -5,6 +5,7 @@
 #include "open/formats.hpp"
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"
+#include "torch/examine.hpp"
 
 #include <safemap/advanced/flatten.hpp>
 #include <safemap/checkpoint.hpp>
@@ -66,6 +67,8 @@ void walk(const std::shared_ptr<const Source>& source) {
 FUZZ_TARGET(archive, data, size) {
     const auto bytes = std::as_bytes(std::span(data, size));
     const auto source = memory_source("fuzz", std::vector<std::byte>(bytes.begin(), bytes.end()));
+    state::FindingList findings;
+    static_cast<void>(torch::examine(source, {0, size}, "fuzz", findings));
     if (open::sniff(*source).content != open::Content::zip) return 0;
     try {
         walk(source);

@@ -1,7 +1,8 @@
-// Fuzzes the pickle machine and the conversion of its graph. Property: any bytes give a tree or an Error, in time and
-// memory proportional to the input.
+// Fuzzes the pickle machine, the conversion of its graph, and verdicts. Property: any bytes give a tree or an Error,
+// and a verdict, in time and memory proportional to the input.
 #include "fuzz_target.hpp"
 #include "pickle/pickle.hpp"
+#include "torch/examine.hpp"
 #include "torch/rebuild.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -25,6 +26,10 @@ FUZZ_TARGET(pickle, data, size) {
                                            return RecordData{storage, {0, 4096}};
                                        },
                                    .big_endian = size % 2 == 1};
+    state::FindingList findings;
+    static_cast<void>(torch::examine(memory_source("fuzz", {reinterpret_cast<const std::byte*>(data),
+                                                            reinterpret_cast<const std::byte*>(data) + size}),
+                                     {0, size}, "fuzz", findings));
     try {
         const PickleGraph pickle = read_pickle(bytes);
         if (pickle.consumed() > size) std::abort();

@@ -82,7 +82,7 @@ public:
           searched_(pickle.size()),
           set_(pickle.size()),
           roles_(pickle.size()) {
-        used_[pickle.root()] = true;
+        if (pickle.root() != PickleGraph::nothing) used_[pickle.root()] = true;  // nothing: a damaged pickle
         for (Id id = 0; id < pickle.size(); ++id) add(id);
     }
     bool used(PickleGraph::Id id) const { return used_[id]; }

@@ -9,8 +9,11 @@
 #include "fixtures.hpp"
 #include "forge/pickle.hpp"
 #include "forge/zip.hpp"
+#include "soak.hpp"
 
 #include <fstream>
+#include <iterator>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -568,6 +571,25 @@ TEST_CASE("a damaged pickle is judged up to its damage, and beyond faults that s
     const std::string whole = forge::pickle(dict({text("a"), forge::ordered(), text("b"), forge::ordered()}));
     for (std::size_t size = 2; size < whole.size(); ++size) CHECK(examined(whole.substr(0, size)).verdict == fine);
     CHECK(examined(head + "}]Ns.").verdict == unknown);
+}
+
+TEST_CASE("any bytes have a verdict") {
+    const std::string whole[] = {
+        forge::pickle(tuple({partial(model), with_state(newobj("my", "Thing"), dict({text("a"), list({evil})}))})),
+        forge::archive(evil_call), forge::pickle(in_bytes(forge::archive(evil_call))),
+        forge::Legacy{.object = evil_call, .machine = "}"}.join()};
+    std::mt19937 random(soak::seed(7));
+    for (int round = soak::rounds_of_one_thread(8000); round > 0; --round) {
+        std::string bytes = whole[random() % std::size(whole)];
+        for (auto count = random() % 4 + 1; count > 0; --count) {
+            const std::size_t at = random() % bytes.size();
+            if (random() % 3 == 0) bytes.erase(at, random() % 9);
+            else bytes[at] = static_cast<char>(random());
+            if (bytes.empty()) bytes = "x";
+        }
+        CHECK_OK(examined(bytes));
+        CHECK_OK(opened(bytes));
+    }
 }
 
 TEST_CASE("pickles are found in every record of a zip, also without its directory") {
