@@ -49,7 +49,8 @@ constexpr Family families[] = {
         tensorflow.python.keras.layers.Lambda keras.utils.generic_utils.func_load
         keras.src.utils.python_utils.func_load tensorflow.python.keras.utils.generic_utils.func_load
         tensorflow.py_function tensorflow.numpy_function tensorflow.python.ops.script_ops.* jinja2.* mako.*
-        js2py.* execjs.* pycparser.* ply.* lark.* asteval.* simpleeval.* RestrictedPython.* py_mini_racer.*)"},
+        torch_utils.persistence: dnnlib.* js2py.* execjs.* pycparser.* ply.* lark.*
+        asteval.* simpleeval.* RestrictedPython.* py_mini_racer.*)"},
     {"imports a module", R"(
         builtins.__import__ importlib.* _frozen_importlib: _frozen_importlib_external: _imp: imp: ihooks: pkgutil:
         zipimport: site: sitecustomize: usercustomize: modulefinder: pkg_resources.* six.* future.*

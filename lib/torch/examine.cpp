@@ -91,6 +91,7 @@ public:
 
     void examine_record(const RecordData& data, const std::string& name, unsigned depth) {
         try {
+            if (name.ends_with(".py") && name.find("/code/") != name.npos) return examine_code(data, name);
             if (data.extent.size == 0 || !may_hold_pickles(name)) return;
             if (!names_pickle(name) && !has_signature(bytes_at(*data.source, data.extent, 8))) return;
             examine(data.source, data.extent, name, depth + 1);
@@ -218,6 +219,13 @@ private:
         examine_local_headers(source, part, record, depth);
     }
 
+    /// Examines code of TorchScript, which torch.jit.load compiles and runs. Its operators compute, but for two.
+    void examine_code(const RecordData& data, const std::string& name) {
+        const std::string text = bytes_at(*data.source, data.extent, most_searched);
+        const bool files = text.find("torch.save(") != text.npos || text.find("torch.from_file(") != text.npos;
+        findings_.add({"TorchScript", files ? "reads or writes files" : "is code, whose operators compute with tensors",
+                       files ? Verdict::runs_code : Verdict::needs_classes, name});
+    }
     static bool has_signature(std::string_view bytes) {
         return begins_pickle(bytes) || begins_zip(bytes) || begins_array(bytes);
     }

@@ -50,6 +50,8 @@ constexpr std::string_view any_use = R"(
     numpy.random.bit_generator.SeedSequence numpy.poly1d numpy.lib.polynomial.poly1d
     scipy.sparse._csr.csr_matrix scipy.sparse.csr.csr_matrix scipy.sparse._csc.csc_matrix scipy.sparse.csc.csc_matrix
     scipy.sparse._coo.coo_matrix scipy.sparse.coo.coo_matrix
+    torch.torch_version.TorchVersion torch.nn.backends.thnn._get_thnn_function_backend packaging.version.Version
+    jsonargparse.namespace.Namespace torch.utils.data._utils.collate.default_collate
     torch.Generator torch.dtype torch.layout torch.memory_format torch.finfo torch.iinfo torch.strided
     torch.contiguous_format torch.channels_last torch.channels_last_3d torch.preserve_format torch.sparse_coo
     torch.sparse_csr torch.sum torch.mean torch.max torch.min torch.abs torch.exp torch.sqrt torch.sin torch.cos
@@ -155,6 +157,7 @@ constexpr std::string_view packages = R"(
     fairseq omegaconf yacs.config fvcore detectron2 mmcv mmengine mmdet mmseg mmpretrain mmcls mmaction mmpose mmocr
     ultralytics.nn ultralytics.utils ultralytics.yolo ultralytics.models ultralytics.engine
     models.yolo models.common models.experimental yolov5.models yolov7.models yolov6
+    torch.legacy yolox super_gradients groundingdino mobile_sam nnunet nnunetv2 gpytorch
     segment_anything sam2 whisper clip.model open_clip ldm sgm basicsr gfpgan realesrgan facexlib TTS coqpit
     pyannote.audio pyannote.core asteroid monai segmentation_models_pytorch efficientnet_pytorch facenet_pytorch
     kornia einops.layers.torch torch_geometric.data pytorch3d fastai fastcore
@@ -163,13 +166,14 @@ constexpr std::string_view packages = R"(
 
 /// Packages among these with constructors that evaluate text, or load or download files.
 constexpr std::string_view unsafe_constructors = R"(
-    ultralytics yolov5 yolov6 yolov7 models TTS sentence_transformers pyannote.audio.core.model
+    ultralytics yolov5 yolov6 yolov7 models yolox super_gradients TTS sentence_transformers pyannote.audio.core.model
     pyannote.audio.core.inference pyannote.audio.pipelines diffusers mmcv mmengine mmdet mmseg detectron2.checkpoint
     detectron2.engine fastai.learner facenet_pytorch transformers.trainer lightning.pytorch.trainer
     pytorch_lightning.trainer basicsr gfpgan realesrgan facexlib optimum)";
 
 /// Single classes of other packages, likewise: configurations, and subclasses of TrainingArguments of transformers.
 constexpr std::string_view single_classes = R"(
+    sentencepiece.SentencePieceProcessor
     ml_collections.config_dict.config_dict.ConfigDict ml_collections.config_dict.config_dict.FrozenConfigDict
     mmengine.config.config.ConfigDict mmcv.utils.config.ConfigDict
     llava.train.train.TrainingArguments llava.train.train_dpo_ori.TrainingArguments

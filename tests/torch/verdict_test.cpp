@@ -623,6 +623,20 @@ TEST_CASE("pickles are found in every record of a zip, also without its director
     CHECK(opened(forge::archive("}" + "0"s + evil_call)).verdict == code);
 }
 
+TEST_CASE("the code of TorchScript is judged by its operators") {
+    const auto script = [](const std::string& source) {
+        forge::Zip zip;
+        zip.add("a/data.pkl", forge::pickle(newobj("__torch__", "Net") + "}b"));
+        zip.add("a/constants.pkl", forge::pickle(")"));
+        zip.add("a/code/__torch__.py", source);
+        return zip.join();
+    };
+    for (const auto& judge : {opened, examined}) {
+        CHECK(judge(script("def forward(self, x): return torch.relu(x)")).verdict == classes);
+        CHECK(judge(script("def __setstate__(self, x): torch.save(x, \"/tmp/x\")")).verdict == code);
+    }
+}
+
 TEST_CASE("arrays of objects, old files and other data are told apart") {
     const auto array = [](const std::string& dtype, const std::string& data) {
         std::string header = "{'descr': '" + dtype + "', 'fortran_order': False, 'shape': (1,), }";
