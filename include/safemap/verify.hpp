@@ -53,7 +53,8 @@ SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyO
 /// Returns what unpickling the files of a path would do, also if they cannot be opened as a checkpoint: a program
 /// unpickles a damaged file up to the damage. Reads each pickle of each file as far as possible: every pickle of a zip,
 /// also of one with a broken directory, pickles that follow each other, and pickles inside pickles. If `path` is a
-/// folder, reads the files in it, not those in its folders.
+/// folder, reads the files in it and in its inner folders, but not in hidden folders and behind links to folders. If it
+/// is an index, reads the files beside it.
 ///
 /// Executes nothing. Never throws for what a file contains: a part that cannot be read is a finding, `unknown`. Throws
 /// path_not_found, the codes of the group "The system failed while working" of Errc, and cancelled. The cost grows with

@@ -91,7 +91,10 @@ private:
             return opcode != '.';
         }
     }
-    static bool is_passable(Errc code) noexcept {
+    /// Returns true for faults of one opcode that some unpickler may not see: also for an integer that is only too
+    /// long.
+    bool is_passable(Errc code) noexcept {
+        if (code == Errc::pickle_too_large) return nodes_.allowance().left() > 0;
         return code == Errc::pickle_bad_stack || code == Errc::pickle_bad_memo || code == Errc::pickle_bad_text ||
                code == Errc::pickle_bad_key || code == Errc::pickle_unsupported;
     }

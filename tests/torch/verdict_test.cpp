@@ -554,6 +554,8 @@ TEST_CASE("a damaged pickle is judged up to its damage, and beyond faults that s
         {"a frame inside a frame before it", head + "\x95\x20\0\0\0\0\0\0\0\x95\1\0\0\0\0\0\0\0"s + evil_call + "."},
         {"a key without a value before it", head + "}(Nu0" + evil_call + "."},
         {"a list in a frozenset before it", head + "(]\x91" + "0" + evil_call + "."},
+        {"a long integer before it",
+         head + "\x8b" + forge::little(70'000, 4) + std::string(70'000, '\1') + "0" + evil_call + "."},
         {"an octal number before it", head + "I010\n0" + evil_call + "."},
         {"members for a dictionary before it", head + "}(N\x90" + "0" + evil_call + "."},
     };
