@@ -25,9 +25,10 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+using NodeId = StateTree::NodeId;
+
 namespace {
 
-using NodeId = StateTree::NodeId;
 using AverageNames = std::unordered_map<std::string_view, std::size_t>;  // name: number of the tensor
 
 /// A tensor of a set: its number, and its name behind the prefix of the set.

@@ -22,9 +22,10 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+using NodeId = StateTree::NodeId;
+
 namespace {
 
-using NodeId = StateTree::NodeId;
 using Rename = std::function<std::string(std::string_view name)>;
 
 /// A name that trainers give to the part with the model. docs/format.md has the same table, and says who writes it.

@@ -51,7 +51,9 @@ TEST_CASE("the stored name is the one of the input embedding") {
         {{"b", "a"}, "b"},                                             // names that say nothing: the first one
         {{"my_lm_head.weight", "other.weight"}, "my_lm_head.weight"},  // only whole parts of names count
     };
-    for (const auto& [names, stored] : rows) {
+    for (const auto& row : rows) {
+        const Names& names = row.first;
+        const std::string& stored = row.second;
         CAPTURE(stored);
         const Checkpoint checkpoint = open(tied(names));
         REQUIRE(checkpoint.aliases().size() == 1);
