@@ -20,6 +20,7 @@
 #include "signals.hpp"
 #include "verdicts.hpp"
 
+#include <safemap/advanced/names.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/save.hpp>
@@ -29,6 +30,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -130,6 +132,10 @@ public:
         if (optimizer_) add_optimizer(opened, around);
         options_.stem = opened.stem();
         if (!no_extras_) options_.extras = opened.extras();
+        if (!around.aliases.empty() && names_are_apart(options_.extras))
+            around.notes.emplace_back(
+                "config.json has tie_word_embeddings: false, so loaders look for each name of a "
+                "tied tensor; --untie writes a tensor for each");
         const Monitor monitor = print_plan(console, bar, memory, around);
         if (!keep_.empty()) options_.keep_dtype = selection_of(keep_);
         for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen));
@@ -341,6 +347,19 @@ private:
         return model.stored_as(names);
     }
 
+    /// Returns true if the configuration of a model says that its embeddings are not tied.
+    static bool names_are_apart(const Extras& extras) {
+        const auto config = std::find_if(extras.files.begin(), extras.files.end(),
+                                         [](const ExtraFile& file) { return file.name == "config.json"; });
+        if (config == extras.files.end()) return false;
+        std::string text(config->source->size(), '\0');
+        config->source->read_at(0, std::as_writable_bytes(std::span(text)));
+        std::erase_if(text, [](char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; });
+        // A part of a model may have a configuration of its own inside.
+        return text.find("\"tie_word_embeddings\":false") != text.npos &&
+               text.find("\"tie_word_embeddings\":true") == text.npos;
+    }
+
     /// Notes first that all parts of a checkpoint are converted, if there are several.
     static void note_parts(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
         constexpr std::size_t most = 16;  // a note with the thousands of parts of a list does not help
@@ -403,11 +422,12 @@ private:
         return selection;
     }
 
-    /// Returns the tensors that `selection` selects. Like every GLOB, it matches names of IN, before --rename.
+    /// Returns the tensors that `selection` selects, by any of their names. Like every GLOB, it matches names of IN,
+    /// before --rename.
     static Selection as_written(const Selection& selection, const Checkpoint& chosen, const Checkpoint& model) {
         std::vector<std::string> names;
-        for (std::size_t i = 0; i < chosen.size(); ++i)
-            if (selection.matches(chosen.tensor(i).name())) names.push_back(model.tensor(i).name());
+        for (const NamedTensor& named : all_names(chosen, selection))
+            names.push_back(model.tensor(named.tensor).name());
         return Selection::names(std::move(names));
     }
 
@@ -427,10 +447,9 @@ private:
                 .with_hint(error.hint());
         }
         std::size_t matches = 0;
-        for (const LazyTensor& tensor : chosen) {
-            if (!of.tensors.matches(tensor.name())) continue;
+        for (const NamedTensor& named : all_names(chosen, of.tensors)) {
             ++matches;
-            if (can_cast(tensor.dtype(), of.dtype)) return of;
+            if (can_cast(chosen.tensor(named.tensor).dtype(), of.dtype)) return of;
         }
         if (matches > 0 && !can_cast(Dtype::f32, of.dtype))
             throw Error(Errc::unsupported_cast,

@@ -195,6 +195,29 @@ class Names(Case):
         self.refused('invalid_argument', 2, 'convert', 'pytorch_model.bin', 'x', '--keep-name', 'third', '--keep-name',
                      'lm_head.weight')
 
+    def test_a_model_that_says_that_its_names_are_not_tied_is_noted(self):
+        head = Tensor(1, 2, 3)
+        (self.folder / 'hf').mkdir()
+        (self.folder / 'hf/pytorch_model.bin').write_bytes(nested_file(
+            {'lm_head.weight': head, 'model.embed_tokens.weight': Tensor(of=head)}))
+        for text, noted in (('{"tie_word_embeddings": false}', True), ('{"tie_word_embeddings": true}', False),
+                            ('{}', False)):
+            (self.folder / 'hf/config.json').write_text(text)
+            report = self.done('convert', 'hf', 'out', '--force')
+            self.assertEqual(any('tie_word_embeddings' in note for note in report['notes']), noted, text)
+        (self.folder / 'hf/config.json').write_text('{"tie_word_embeddings": false}')
+        report = self.done('convert', 'hf', 'out', '--force', '--untie')
+        self.assertFalse([note for note in report['notes'] if 'tie_word_embeddings' in note])
+
+    def test_globs_match_each_name_of_a_tied_tensor(self):
+        head = Tensor(1, 2, 3)
+        (self.folder / 'in.pt').write_bytes(nested_file(
+            {'lm_head.weight': head, 'wte.weight': Tensor(of=head), 'w': Tensor(1, 2)}))
+        for words in (('--dtype', 'bf16', '--keep-dtype', 'w'), ('--dtype-of', 'lm_head*=bf16')):
+            self.done('convert', 'in.pt', 'out.safetensors', '--force', *words)
+            dtypes = {tensor['name']: tensor['dtype'] for tensor in self.done('inspect', 'out.safetensors')['tensors']}
+            self.assertEqual(dtypes, {'lm_head.weight': 'BF16', 'wte.weight': 'BF16', 'w': 'F32'})
+
     def test_untie(self):
         head = Tensor(1, 2, 3)
         (self.folder / 'in.pt').write_bytes(nested_file({'lm_head.weight': head, 'wte.weight': Tensor(of=head)}))
