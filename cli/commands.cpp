@@ -67,8 +67,8 @@ std::vector<std::string> words_of(std::string_view value) {
     if (value == "HOW") return {"greedy", "balanced", "by_prefix"};
     if (value == "STYLE") return {"hub", "transformers"};
     if (value == "WHEN") return {"auto", "keep", "drop"};
-    if (value == "A") return {"xxh3-128", "sha256"};
-    if (value == "WHAT") return {"code", "damage"};
+    if (value == "ALGORITHM") return {"xxh3-128", "sha256"};
+    if (value == "WHAT") return {"code", "unknown", "damage", "format", "code,unknown,damage,format"};
     if (value == "DEVICE") return {"host"};
     if (value == "FORMAT") return {"text", "md", "csv", "json"};
     if (value == "SHELL") return {"bash", "zsh", "fish"};

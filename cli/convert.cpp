@@ -136,6 +136,9 @@ public:
             around.notes.emplace_back(
                 "config.json has tie_word_embeddings: false, so loaders look for each name of a "
                 "tied tensor; --untie writes a tensor for each");
+        if (opened.layout() && !no_extras_ && !is_one_file(out_) && !has_configuration(options_.extras))
+            around.notes.emplace_back(
+                "no config.json was found beside IN, in it or above it; from_pretrained(OUT) needs one");
         const Monitor monitor = print_plan(console, bar, memory, around);
         if (!keep_.empty()) options_.keep_dtype = selection_of(keep_);
         for (const std::string& rule : dtypes_of_) options_.dtype_of.push_back(dtype_of(rule, chosen));
@@ -348,6 +351,12 @@ private:
     }
 
     /// Returns true if the configuration of a model says that its embeddings are not tied.
+    static bool has_configuration(const Extras& extras) {
+        return std::any_of(extras.files.begin(), extras.files.end(), [](const ExtraFile& file) {
+            return file.name == "config.json" || file.name == "adapter_config.json";
+        });
+    }
+
     static bool names_are_apart(const Extras& extras) {
         const auto config = std::find_if(extras.files.begin(), extras.files.end(),
                                          [](const ExtraFile& file) { return file.name == "config.json"; });

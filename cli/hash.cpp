@@ -36,7 +36,7 @@ public:
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
         add_parsed(app, "--algorithm", algorithm_, parse_digest_algorithm,
                    "xxh3-128 (default) detects accidental changes; sha256 also detects deliberate ones")
-            ->type_name("A");
+            ->type_name("ALGORITHM");
     }
 
     int run(Console& console) override {

@@ -76,20 +76,24 @@ struct Row {
     /// Returns true if the data is wrong, or if nobody can say because it cannot be read.
     bool is_damaged() const { return fault && !is_unknown(); }
     bool runs_code() const { return findings.verdict == Verdict::runs_code; }
+    /// Returns the verdict, the code of the fault, or both if the verdict warns.
     std::string state() const {
-        if (runs_code() || !fault) return verdict_text();
-        return is_unknown() ? "no known format" : fmt::format("not opened: {}", name(fault->code()));
+        if (!fault) return std::string(name(findings.verdict));
+        const std::string verdict = warns() ? fmt::format("{}, ", name(findings.verdict)) : std::string();
+        return verdict + std::string(name(fault->code()));
     }
-    std::string verdict_text() const {
-        if (findings.listed.empty()) return std::string(name(findings.verdict));
-        return fmt::format("{}: {}", name(findings.verdict), printable(findings.listed.front().name));
-    }
+    bool warns() const { return findings.verdict > Verdict::needs_classes; }
+    /// Returns the cells of the row. The path comes last, so that it is whole on any terminal.
     std::vector<std::string> cells() const {
+        constexpr std::size_t most_dtypes = 3;
         std::string types;
-        for (const auto& [type, count] : dtypes) types += (types.empty() ? "" : ", ") + type;
-        if (fault) return {printable(path), "", "", "", bytes_text(file_bytes), state(), ""};
-        return {printable(path), format, count_text(tensors, "tensor"), parameters_text(parameters), bytes_text(bytes),
-                state(),         types};
+        std::size_t shown = 0;
+        for (const auto& [type, count] : dtypes)
+            if (++shown <= most_dtypes) types += (types.empty() ? "" : ", ") + type;
+        if (shown > most_dtypes) types += ", ...";
+        if (fault) return {state(), "", "", "", bytes_text(file_bytes), "", printable(path)};
+        return {state(), format,         count_text(tensors, "tensor"), parameters_text(parameters), bytes_text(bytes),
+                types,   printable(path)};
     }
 };
 
@@ -132,11 +136,12 @@ void write_row(JsonWriter& json, const Row& row) {
     json.end_object();
 }
 
-/// The summary of all rows.
+/// The summary of all rows. Each is in one of the first three counts, and has a verdict.
 struct Totals {
     std::uint64_t checkpoints = 0;
-    std::uint64_t unknown = 0;  ///< files of no known format
     std::uint64_t damaged = 0;
+    std::uint64_t unknown = 0;      ///< files of no known format
+    std::uint64_t other_files = 0;  ///< not opened
     std::uint64_t tensors = 0;
     std::uint64_t parameters = 0;
     std::uint64_t bytes = 0;
@@ -144,46 +149,58 @@ struct Totals {
     std::map<Verdict, std::uint64_t> verdicts = {};
 
     void add(const Row& row) {
+        ++(row.is_unknown() ? unknown : row.fault ? damaged : checkpoints);
+        ++verdicts[row.findings.verdict];
         file_bytes = added(file_bytes, row.file_bytes);
-        if (row.is_unknown()) ++unknown;
-        else if (row.fault) ++damaged;
-        else ++checkpoints;
-        if (!row.fault || row.findings.verdict != Verdict::ok) ++verdicts[row.findings.verdict];
         tensors += row.tensors;
         parameters = added(parameters, row.parameters);
         bytes = added(bytes, row.bytes);
     }
     void write(JsonWriter& json, double seconds) const {
         json.key("summary").begin_object().member("checkpoints", checkpoints).member("damaged", damaged);
-        json.member("unknown_format", unknown).member("tensors", tensors).member("parameters", parameters);
-        json.member("bytes", bytes).member("file_bytes", file_bytes).key("verdicts").begin_object();
+        json.member("unknown_format", unknown).member("other_files", other_files).member("tensors", tensors);
+        json.member("parameters", parameters).member("bytes", bytes).member("file_bytes", file_bytes);
+        json.key("verdicts").begin_object();
         for (const auto& [verdict, count] : verdicts) json.member(name(verdict), count);
         json.end_object().member("seconds", seconds).end_object();
     }
     std::string text() const {
         std::string line = fmt::format("{}: {}, {} parameters, {}", count_text(checkpoints, "checkpoint"),
                                        count_text(tensors, "tensor"), parameters_text(parameters), bytes_text(bytes));
-        std::string states;
-        for (const auto& [verdict, count] : verdicts)
-            states += fmt::format("{}{} {}", states.empty() ? "; " : ", ", count, name(verdict));
-        line += states;
         if (damaged > 0) line += fmt::format("; {} cannot be opened", damaged);
         if (unknown > 0) line += fmt::format("; {} of no known format", count_text(unknown, "file"));
-        return line + '\n';
+        if (other_files > 0) line += fmt::format("; {} not looked at", count_text(other_files, "other file"));
+        std::string counts;
+        for (const auto& [verdict, count] : verdicts)
+            counts += fmt::format("{}{} {}", counts.empty() ? "\nverdicts: " : ", ", count, name(verdict));
+        return line + counts + '\n';
     }
 };
 
-enum class FailOn : std::uint8_t { code, damage };
+/// What --fail-on looks for.
+struct FailOn {
+    std::string_view word;
+    bool (*finds)(const Row& row);
+};
+constexpr FailOn fail_on_words[] = {
+    {"code", [](const Row& row) { return row.runs_code(); }},
+    {"unknown", [](const Row& row) { return row.findings.verdict == Verdict::unknown; }},
+    {"damage", [](const Row& row) { return row.is_damaged(); }},
+    {"format", [](const Row& row) { return row.is_unknown(); }},
+};
 
-std::set<FailOn> parse_fail_on(std::string_view text) {
-    std::set<FailOn> all;
+std::vector<FailOn> parse_fail_on(std::string_view text) {
+    std::vector<FailOn> all;
     while (true) {
         const std::string_view word = text.substr(0, text.find(','));
-        if (word == "code") all.insert(FailOn::code);
-        else if (word == "damage") all.insert(FailOn::damage);
-        else
+        const auto* const found = std::find_if(std::begin(fail_on_words), std::end(fail_on_words),
+                                               [&](const FailOn& one) { return one.word == word; });
+        if (found == std::end(fail_on_words))
             throw Error(Errc::invalid_argument,
-                        fmt::format("'{}': expected code, damage, or both with a comma", printable(word)));
+                        fmt::format("'{}': expected code, unknown, damage or format, or several "
+                                    "of these with commas",
+                                    printable(word)));
+        all.push_back(*found);
         if (word.size() == text.size()) return all;
         text.remove_prefix(word.size() + 1);
     }
@@ -310,7 +327,8 @@ public:
         app.add_flag("--duplicates", duplicates_,
                      "find the same tensors in several checkpoints; reads tensors with the same dtype and shape");
         add_parsed(app, "--fail-on", fail_on_, parse_fail_on,
-                   "exit code 1 if a pickle runs code (code), or a file cannot be opened (damage)")
+                   "exit code 1 if a pickle runs code (code) or nobody can say (unknown), or a file cannot be opened "
+                   "(damage) or is of no known format (format)")
             ->type_name("WHAT");
         app.add_flag("--hidden", hidden_, "enter hidden folders and caches too");
     }
@@ -324,7 +342,7 @@ public:
         std::optional<DuplicateReport> duplicates;
         if (duplicates_) duplicates.emplace(rows_, search.find());
 
-        Totals totals;
+        Totals totals{.other_files = other_files_};
         for (const Row& row : rows_) totals.add(row);
         if (lines_ || console.json()) console.result(as_json(totals, duplicates, bar.seconds()));
         else console.result(as_text(totals, duplicates));
@@ -336,7 +354,7 @@ private:
         const std::vector<fs::path> paths(paths_.begin(), paths_.end());
         const ScanOptions options{
             .open = common.open, .includes = common.includes, .excludes = common.excludes, .hidden = hidden_};
-        scan(paths, options, [&](const ScannedCheckpoint& found) {
+        other_files_ = scan(paths, options, [&](const ScannedCheckpoint& found) {
             rows_.push_back(row_of(found, duplicates_));
             bar.show(fmt::format("scanning: {}", count_text(rows_.size(), "checkpoint")));
             if (lines_ && !digest_ && !duplicates_) console.result(line_of(rows_.back()));
@@ -430,7 +448,7 @@ private:
         using enum Table::Align;
         Table table({left, left, right, right, right, left, left});
         for (const Row& row : rows_) table.row(row.cells());
-        std::string text = table.text();
+        std::string text = table.text(unlimited_columns);
         if (digest_) text += digest_lines();
         text += reasons();
         if (duplicates) text += duplicates->text();
@@ -442,7 +460,7 @@ private:
             if (!row.digest.empty()) lines += fmt::format("{}  {}\n", row.digest, printable(row.path));
         return lines.empty() ? lines : "\ndigests\n" + lines;
     }
-    /// Returns why pickles run code, and why files cannot be opened.
+    /// Returns why pickles run code or are unknown, and why files cannot be opened.
     std::string reasons() const {
         constexpr std::size_t most = 3;
         std::string lines;
@@ -459,17 +477,24 @@ private:
         return lines.empty() ? lines : '\n' + lines;
     }
 
+    static std::string finding_line(const Row& row, const Finding& finding) {
+        const std::string line = fmt::format("{}: {}: {}", printable(row.path), printable(finding.name), finding.why);
+        return (finding.severity == Verdict::runs_code ? alarmed(line) : line) + '\n';
+    }
+
     int exit_code(Console& console) const {
         bool failed = false;
         for (const Row& row : rows_) {
-            const bool code = fail_on_.contains(FailOn::code) && row.runs_code();
-            const bool damage = fail_on_.contains(FailOn::damage) && row.is_damaged();
-            failed = failed || code || damage;
-            if (!console.quiet() || console.json()) continue;
-            if (code) console.complain(Error(Errc::unsafe_call, row.verdict_text()).with_path(row.path));
-            else if (damage) console.complain(*row.fault);
+            const auto finds = [&](const FailOn& one) { return one.finds(row); };
+            if (std::none_of(fail_on_.begin(), fail_on_.end(), finds)) continue;
+            failed = true;
+            if (console.quiet() && !console.json())
+                console.complain(row.fault && !row.warns() ? *row.fault : unsafe(row));
         }
         return failed ? 1 : 0;
+    }
+    static Error unsafe(const Row& row) {
+        return Error(Errc::unsafe_call, verdict_text(row.findings)).with_path(row.path);
     }
 
     std::vector<std::string> paths_;
@@ -477,7 +502,8 @@ private:
     bool digest_ = false;
     bool duplicates_ = false;
     bool hidden_ = false;
-    std::set<FailOn> fail_on_ = {};
+    std::vector<FailOn> fail_on_ = {};
+    std::uint64_t other_files_ = 0;
     std::vector<Row> rows_ = {};
 };
 

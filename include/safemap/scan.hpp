@@ -51,6 +51,8 @@ struct ScanOptions {
 ///   in doubt: the scan goes on.
 /// - A file among `paths` is opened whatever its name.
 ///
+/// Returns the number of files below the folders that were not opened, and that no checkpoint has read.
+///
 /// Reads no tensor, apart from those inside plain pickles. Up to 64 checkpoints are open at a time. Throws
 /// path_not_found if one of `paths` does not exist, cancelled, and what `visit` throws.
 ///
@@ -59,7 +61,7 @@ struct ScanOptions {
 ///     safemap::scan(shelf, {}, [](const safemap::ScannedCheckpoint& found) {
 ///         std::cout << found.path << (found.fault ? ": damaged\n" : "\n");
 ///     });
-SAFEMAP_API void scan(std::span<const std::filesystem::path> paths, const ScanOptions& options,
-                      const std::function<void(const ScannedCheckpoint&)>& visit);
+SAFEMAP_API std::uint64_t scan(std::span<const std::filesystem::path> paths, const ScanOptions& options,
+                               const std::function<void(const ScannedCheckpoint&)>& visit);
 
 }  // namespace safemap::SAFEMAP_ABI

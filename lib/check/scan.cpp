@@ -58,8 +58,13 @@ public:
         open_all(std::move(files));
     }
 
+    std::uint64_t other_files() const {
+        return static_cast<std::uint64_t>(
+            std::count_if(others_.begin(), others_.end(), [&](const fs::path& file) { return !read_.contains(file); }));
+    }
+
 private:
-    void list(const fs::path& folder, Found& found) const {
+    void list(const fs::path& folder, Found& found) {
         std::vector<std::pair<fs::path, std::size_t>> open = {{folder, 0}};
         while (!open.empty()) {
             const auto [path, depth] = std::move(open.back());
@@ -77,7 +82,7 @@ private:
     }
 
     void add_folder(const fs::path& path, std::size_t depth, Found& found,
-                    std::vector<std::pair<fs::path, std::size_t>>& open) const {
+                    std::vector<std::pair<fs::path, std::size_t>>& open) {
         if (options_.open.work.monitor.stop.stop_requested()) throw Error(Errc::cancelled, "cancelled on request");
         open::PathsIn paths = open::paths_in(path);
         if (paths.is_cache && depth > 0 && !options_.hidden) return;
@@ -85,6 +90,7 @@ private:
         state::move_to_end(std::move(paths.whole), found.whole[depth]);
         for (fs::path& file : paths.files)
             if (is_candidate(file)) found.files.push_back(std::move(file));
+            else if (!is_hidden(file)) others_.insert(key_of(file));
         for (fs::path& inner : paths.folders)
             if (is_entered(inner)) open.emplace_back(std::move(inner), depth + 1);
     }
@@ -104,8 +110,14 @@ private:
         return globs.matches(path.filename().native()) || globs.matches(path.lexically_relative(root_).native());
     }
 
+    /// Returns the path under which a file or folder is known, however it was given.
+    static fs::path key_of(const fs::path& path) {
+        fs::path key = fs::absolute(path).lexically_normal();
+        return key.has_filename() ? key : key.parent_path();
+    }
+
     void open_all(std::vector<Whole> all) {
-        std::erase_if(all, [&](const Whole& one) { return read_.contains(one.path.lexically_normal()); });
+        std::erase_if(all, [&](const Whole& one) { return read_.contains(key_of(one.path)); });
         for (std::size_t first = 0; first < all.size(); first += most_open)
             open_some(std::span(all).subspan(first, std::min(most_open, all.size() - first)));
     }
@@ -179,6 +191,7 @@ private:
 
     /// Notes the files of a checkpoint of several files, and the folders that they are in.
     void note_read(const ScannedCheckpoint& one, const Whole& whole) {
+        read_.insert(key_of(one.path));
         if (!is_of_several(one)) return;
         for (const fs::path& file : one.files) note_file(one, file);
         for (const fs::path& file : whole.files) note_file(one, file);
@@ -187,8 +200,8 @@ private:
         for (const std::string& file : run.files) note_file(one, fs::path(run.folder->name()) / file);
     }
     void note_file(const ScannedCheckpoint& one, const fs::path& file) {
-        fs::path read = file.lexically_normal();
-        const fs::path outer = one.path.lexically_normal();
+        fs::path read = key_of(file);
+        const fs::path outer = key_of(one.path);
         // Inner folders of the same checkpoint, such as the tag of DeepSpeed, are read with the files in them.
         for (; read != outer && read.has_relative_path(); read = read.parent_path()) read_.insert(read);
     }
@@ -208,15 +221,17 @@ private:
     Selection included_ = {};
     Selection excluded_ = Selection::names({});
     fs::path root_ = {};
-    std::set<fs::path> read_ = {};  ///< files and folders of checkpoints of several files
+    std::set<fs::path> read_ = {};    ///< what was visited, and files and folders of checkpoints of several files
+    std::set<fs::path> others_ = {};  ///< files that are not opened by themselves
 };
 
 }  // namespace
 
-void scan(std::span<const std::filesystem::path> paths, const ScanOptions& options,
-          const std::function<void(const ScannedCheckpoint&)>& visit) {
+std::uint64_t scan(std::span<const std::filesystem::path> paths, const ScanOptions& options,
+                   const std::function<void(const ScannedCheckpoint&)>& visit) {
     Scan scan(options, visit);
     for (const fs::path& path : paths) scan.add(path);
+    return scan.other_files();
 }
 
 }  // namespace safemap::SAFEMAP_ABI

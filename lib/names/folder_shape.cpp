@@ -676,6 +676,22 @@ FolderNames list_names_below(const Folder& folder, const std::string& name, int 
     }
 }
 
+/// Removes the folders in `zero` if they do not look as those of parameters: any folder may be called so.
+void hide_other_zero(const Folder& folder, FolderNames& names) {
+    constexpr std::size_t most_looked_at = 16;
+    const auto zero = std::find(names.folders.begin(), names.folders.end(), "zero");
+    if (zero == names.folders.end()) return;
+    FolderNames& inner = names.below[static_cast<std::size_t>(zero - names.folders.begin())];
+    const auto opened = inner.folders.empty() ? nullptr : folder.folder("zero");
+    if (!opened) return;
+    const auto end =
+        inner.folders.begin() + static_cast<std::ptrdiff_t>(std::min(inner.folders.size(), most_looked_at));
+    const bool any = std::any_of(inner.folders.begin(), end, [&](const std::string& name) {
+        return !ending_in(list_names_below(*opened, name, 0).files, ".pt").empty();
+    });
+    if (!any) inner.folders.clear();
+}
+
 }  // namespace
 
 FileNames safetensors_heads(const FileNames& files, std::string_view stem) {
@@ -752,6 +768,7 @@ FolderNames names_in(const Folder& folder) {
     if (finished_model(names) && !listed) return names;
     names.below.reserve(names.folders.size());
     for (const std::string& name : names.folders) names.below.push_back(list_names_below(folder, name, 1));
+    hide_other_zero(folder, names);
     if (!is_hub_cache(names)) return names;
     if (const auto refs = has(names.folders, "refs") ? folder.folder("refs") : nullptr)
         names.main_ref = read_marker(*refs, refs->list(), "main");

@@ -101,6 +101,19 @@ class Scan(Case):
         self.assertEqual(failed.code, 1)
         self.assertIn('bad.pkl: posix.system: ', failed.out)
 
+    def test_a_folder_called_zero_is_no_sign_of_deepspeed(self):
+        self.write('zero/other/x.safetensors', safetensors(SMALL))
+        self.write('runs/model_world_size_1_rank_0.pt', RUNS_CODE)
+        rows = self.rows('.')
+        self.assertIn('./zero/other/x.safetensors', rows)
+        self.assertNotIn('.', rows)
+
+    def test_paths_that_overlap_count_once(self):
+        self.write('a/x.safetensors', safetensors(SMALL))
+        self.done('convert', 'small.safetensors', 'a/out', '--max-shard-size', '30')
+        paths = ('a', 'a/x.safetensors', './a/out', str(self.folder / 'a'))
+        self.assertEqual(list(self.rows(*paths)), ['a/out/model.safetensors.index.json', 'a/x.safetensors'])
+
     def test_wrong_calls(self):
         self.refused('path_not_found', 2, 'scan', 'nowhere')
         self.refused('invalid_argument', 2, 'scan', '.', '--fail-on', 'rain')
