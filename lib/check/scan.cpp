@@ -101,8 +101,7 @@ private:
     }
     bool is_candidate(const fs::path& file) const {
         if (is_hidden(file) && !options_.hidden) return false;
-        const std::string name = file.filename();
-        const bool ends = !names::ending_of_weights(name).empty() || names::ends_in(name, pickle_endings);
+        const bool ends = ends_as_weights(file.filename().native());
         return (ends || !options_.includes.empty()) && is_selected(file);
     }
     bool is_selected(const fs::path& file) const { return matches(included_, file) && !matches(excluded_, file); }
@@ -173,8 +172,17 @@ private:
         const std::string name = file.filename();
         return names::any_zero_name(name).has_value() || names::rank_file(name).has_value();
     }
+    /// Returns false for texts such as `latest`.
+    static bool may_have_pickles(const std::string& name) {
+        return ends_as_weights(name) || names::is_dcp_metadata(name) ||
+               names::is_kind(name, names::NameKind::dcp_items);
+    }
+    static bool ends_as_weights(std::string_view name) {
+        return !names::ending_of_weights(name).empty() || names::ends_in(name, pickle_endings);
+    }
     void examine_files(ScannedCheckpoint& one) const {
         for (const fs::path& file : one.files) {
+            if (is_of_several(one) && !may_have_pickles(file.filename())) continue;
             try {
                 state::add_findings(examine(file, open_), one.findings, file.filename().native() + ": ");
             } catch (const Error& error) {

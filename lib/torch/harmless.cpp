@@ -190,6 +190,32 @@ constexpr std::string_view left_out = R"(
     accelerate.commands lightning.app pytorch_lightning.cli lightning.pytorch.cli sklearn.externals fastai.torch_imports
     datasets.load optimum.exporters torchvision.io monai.bundle monai.apps mmengine.config mmcv.utils.config)";
 
+/// The modules of Python 3.11.
+constexpr std::string_view python_modules = R"(
+    abc aifc antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii bisect
+    builtins bz2 cProfile calendar cgi cgitb chunk cmath cmd code codecs codeop collections colorsys compileall
+    concurrent configparser contextlib contextvars copy copyreg crypt csv ctypes curses dataclasses datetime dbm
+    decimal difflib dis distutils doctest email encodings ensurepip enum errno faulthandler fcntl filecmp
+    fileinput fnmatch fractions ftplib functools gc genericpath getopt getpass gettext glob graphlib grp gzip
+    hashlib heapq hmac html http idlelib imaplib imghdr imp importlib inspect io ipaddress itertools json
+    keyword lib2to3 linecache locale logging lzma mailbox mailcap marshal math mimetypes mmap modulefinder
+    msilib msvcrt multiprocessing netrc nis nntplib nt ntpath nturl2path numbers opcode operator optparse os
+    ossaudiodev pathlib pdb pickle pickletools pipes pkgutil platform plistlib poplib posix posixpath pprint
+    profile pstats pty pwd py_compile pyclbr pydoc pydoc_data pyexpat queue quopri random re readline reprlib
+    resource rlcompleter runpy sched secrets select selectors shelve shlex shutil signal site smtpd smtplib
+    sndhdr socket socketserver spwd sqlite3 sre_compile sre_constants sre_parse ssl stat statistics string
+    stringprep struct subprocess sunau symtable sys sysconfig syslog tabnanny tarfile telnetlib tempfile termios
+    textwrap this threading time timeit tkinter token tokenize tomllib trace traceback tracemalloc tty turtle
+    turtledemo types typing unicodedata unittest urllib uu uuid venv warnings wave weakref webbrowser winreg
+    winsound wsgiref xdrlib xml xmlrpc zipapp zipfile zipimport zlib zoneinfo)";
+
+/// Packages of others in which safemap does not know every class.
+constexpr std::string_view other_packages = R"(
+    torch torchvision torchaudio torchtext numpy scipy pandas sklearn matplotlib PIL cv2 sympy IPython ipykernel jupyter
+    jinja2 flask django fastapi celery keras tensorflow jax flax dask ray pyspark mlflow wandb fsspec paramiko fabric
+    invoke boto3 google azure docker kubernetes sqlalchemy requests httpx aiohttp tornado twisted yaml dill cloudpickle
+    joblib cffi numba pip setuptools wheel pytest hypothesis sh plumbum pexpect)";
+
 constexpr std::string_view is_harmless = "makes an object of a class that holds data, a module or an optimizer";
 
 /// Returns true if the module, or a package that it is in, is listed.
@@ -207,6 +233,19 @@ bool is_layer(const PickleGraph::Global& global) {
 }
 
 }  // namespace
+
+bool is_project_class(const PickleGraph::Global& global) {
+    static const WordSet python = words_of(python_modules);
+    static const WordSet listed = words_of(packages);
+    static const WordSet others = words_of(other_packages);
+    const std::string_view root = global.module.substr(0, global.module.find('.'));
+    if (root.starts_with('_') && global.module != "__main__") return false;
+    if (python.contains(root) || others.contains(root) || is_below(global.module, listed)) return false;
+    for (std::size_t at = 0;; at = global.name.find('.', at) + 1) {
+        if (!begins_with_capital(global.name.substr(at))) return false;
+        if (global.name.find('.', at) == global.name.npos) return true;
+    }
+}
 
 std::optional<Judgement> harmless_name(std::string_view name) {
     static const WordSet listed = words_of(any_use);

@@ -12,5 +12,8 @@ namespace safemap::SAFEMAP_ABI::torch {
 std::optional<Judgement> harmless_name(std::string_view name);
 /// Judges a class by its package, or one that is nested in a harmless class.
 std::optional<Judgement> harmless_class(const PickleGraph::Global& global);
+/// Returns true for what is called as a class, in a module that is neither Python's own nor of a library that safemap
+/// knows: a class of the project that wrote the file.
+bool is_project_class(const PickleGraph::Global& global);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -9,6 +9,7 @@
 
 #include "pickle/words.hpp"
 #include "torch/globals.hpp"
+#include "torch/harmless.hpp"
 #include "torch/named_globals.hpp"
 #include "torch/storage_id.hpp"
 
@@ -190,8 +191,16 @@ private:
             return;
         }
         const bool no_arguments = pickle_.items(call.arguments).empty() && call.keywords == PickleGraph::nothing;
+        if (has_own_state(call) && is_project_class(pickle_.global(function))) use(function, with_arguments);
         use(function, is_excused(function, call) ? excused : !call.constructs || no_arguments ? empty : bit_of(call));
         follow(function, call.arguments, !call.states.empty());
+    }
+    /// Returns true if an object gets another state than its attributes, which only its own class can read.
+    bool has_own_state(const Call& call) const {
+        return std::any_of(call.states.begin(), call.states.end(), [this](Id state) {
+            const bool is_pair = pickle_.kind(state) == Kind::tuple && pickle_.nodes_in(state).size() == 2;
+            return pickle_.kind(state) != Kind::dict && !is_pair;
+        });
     }
     /// Marks the arguments of a call as values, but not a class that only gives the type of an object.
     void use_arguments(Id function, Id arguments) {
@@ -307,9 +316,18 @@ private:
         const auto given = pickle_.items(call.arguments);
         if (given.size() != 1 || call.keywords != PickleGraph::nothing) return with_arguments;
         const Kind kind = pickle_.kind(given[0]);
+        const Id callee = class_of(pickle_, call.callee);
+        // A member of an enumeration of a project: Phase(2), Phase("train").
+        const bool is_member = kind == Kind::integer || (kind == Kind::text && is_word(pickle_.text(given[0])));
+        if (is_member && is_project_class(pickle_.global(callee))) return empty;
         const bool plain = kind == Kind::integer || kind == Kind::text || kind == Kind::none || kind == Kind::boolean;
-        const Id function = class_of(pickle_, call.callee);
-        return plain && is_enumeration(pickle_.global(function).name) ? empty : with_arguments;
+        return plain && is_enumeration(pickle_.global(callee).name) ? empty : with_arguments;
+    }
+    static bool is_word(std::string_view text) {
+        constexpr std::size_t longest = 32;
+        return text.size() <= longest && std::all_of(text.begin(), text.end(), [](char c) {
+                   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+               });
     }
     static bool is_enumeration(std::string_view name) {
         constexpr std::string_view endings[] = {"Enum",   "Type",   "Strategy", "Mode",     "Names",   "Option",
@@ -396,6 +414,8 @@ private:
         Judgement by_name = judge(global);
         if (uses == excused) return {Verdict::needs_classes, excused_why};
         if (is_global(pickle_, id, "functools.partial")) return {Verdict::runs_code, hides_function};
+        const bool may_be_project = by_name.severity == Verdict::unknown && (uses & with_arguments) == 0;
+        if (may_be_project && is_project_class(global)) return {Verdict::needs_classes, of_project};
         if (by_name.severity != Verdict::needs_classes) return by_name;
         const bool called = (uses & (empty | with_arguments)) != 0;
         if (by_name.use == Use::value && called) return {Verdict::unknown, method_called};
@@ -404,6 +424,8 @@ private:
             return {Verdict::unknown, constructed};
         return by_name;
     }
+    static constexpr std::string_view of_project =
+        "is a class of the project that wrote the file, and gets its attributes as Python pickles them";
     static constexpr std::string_view excused_why = "names a type, or a function with some of its arguments";
 
     /// Adds a finding about a value; its name is that of the first global on the way to what the value is a result of.

@@ -73,9 +73,9 @@ TEST_CASE("under strict globals, only files whose names are all known are opened
 
 TEST_CASE("a refusal names every unknown global once, those that run code first") {
     const std::string value =
-        forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"), os_call(), forge::text("c"),
-                     forge::call("my", "Thing", {}), forge::text("d"), forge::global("__builtin__", "eval")});
-    CHECK(refusal_of(value) == "globals that run code: os.system, builtins.eval; unknown globals: my.Thing");
+        forge::dict({forge::text("a"), forge::call("my", "thing", {}), forge::text("b"), os_call(), forge::text("c"),
+                     forge::call("my", "thing", {}), forge::text("d"), forge::global("__builtin__", "eval")});
+    CHECK(refusal_of(value) == "globals that run code: os.system, builtins.eval; unknown globals: my.thing");
     CHECK(refusal_of(os_call()) == "globals that run code: os.system");
     // The form of a nested class below protocol 4.
     const std::string getattr =
@@ -103,13 +103,13 @@ TEST_CASE("a function that loads pickles is refused if it is passed as a value, 
 
 TEST_CASE("the refusal of a million names has a limited length") {
     std::string names = "(";
-    for (int i = 0; i < 1000; ++i) names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+    for (int i = 0; i < 1000; ++i) names += forge::global("my", "thing" + std::to_string(i)) + "0";
     const std::string message = refusal_of(names + "t");
-    CHECK(message.find("my.Thing31 and more") != std::string::npos);
-    CHECK(message.find("my.Thing32") == std::string::npos);
+    CHECK(message.find("my.thing31 and more") != std::string::npos);
+    CHECK(message.find("my.thing32") == std::string::npos);
     std::string some = "(";
-    for (int i = 0; i < 32; ++i) some += forge::global("my", "Thing" + std::to_string(i)) + "0";
-    CHECK(refusal_of(some + "t").ends_with("my.Thing31"));
+    for (int i = 0; i < 32; ++i) some += forge::global("my", "thing" + std::to_string(i)) + "0";
+    CHECK(refusal_of(some + "t").ends_with("my.thing31"));
 }
 
 TEST_CASE("unknown globals are refused at any place") {
@@ -159,7 +159,7 @@ TEST_CASE("globals that run code are recognised by module and name, and by modul
     CHECK_FALSE(runs_code("builtins", "list"));
     CHECK_FALSE(runs_code("posixpath", "join"));
     CHECK_FALSE(runs_code("code.models", "Net"));  // more often a folder of the user than Python's module
-    CHECK_FALSE(runs_code("my.os", "Thing"));
+    CHECK_FALSE(runs_code("my.os", "thing"));
     CHECK_FALSE(runs_code("my", "Thing.eval"));
     // The Python 3 name of a Python 2 module.
     CHECK(refusal_of(forge::global("commands", "getoutput")) == "globals that run code: subprocess.getoutput");
@@ -206,14 +206,14 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("every class and function in every pickle is listed, with whether it would be called") {
-    const std::string value = forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"),
+    const std::string value = forge::dict({forge::text("a"), forge::call("my", "thing", {}), forge::text("b"),
                                            forge::global("my", "Other"), forge::text("c"), forge::ordered()});
     CHECK(named(forge::archive(os_call() + "0" + value)) ==
-          Lines{"os.system unknown called a/data.pkl", "my.Thing unknown called a/data.pkl",
+          Lines{"os.system unknown called a/data.pkl", "my.thing unknown called a/data.pkl",
                 "my.Other unknown named a/data.pkl", "collections.OrderedDict known called a/data.pkl"});
     // Indirect calls: the class of an object, and the function of a tensor subclass.
-    CHECK(named(forge::archive(forge::call("copyreg", "_reconstructor", {forge::global("my", "Thing"), "N", "N"}))) ==
-          Lines{"copyreg._reconstructor unknown called a/data.pkl", "my.Thing unknown called a/data.pkl"});
+    CHECK(named(forge::archive(forge::call("copyreg", "_reconstructor", {forge::global("my", "thing"), "N", "N"}))) ==
+          Lines{"copyreg._reconstructor unknown called a/data.pkl", "my.thing unknown called a/data.pkl"});
     // The form of a nested class below protocol 4, and getattr passed as a value.
     const std::string getattr = forge::global("__builtin__", "getattr");
     CHECK(named(forge::archive(getattr + forge::tuple({forge::global("my", "Outer"), forge::text("Inner")}) + "R")) ==
@@ -237,7 +237,7 @@ std::string called_in_legacy(const std::string& object) {
 std::string persistent(std::initializer_list<std::string> parts) { return forge::tuple(parts) + "Q"; }
 std::string in_dict(const std::string& value) { return forge::dict({forge::text("a"), value}); }
 
-const std::string thing = forge::global("my", "Thing");
+const std::string thing = forge::global("my", "thing");
 const std::string other = forge::global("my", "Other");
 
 }  // namespace
@@ -252,27 +252,27 @@ TEST_CASE("a persistent id that stands for a class counts as a call") {
           persistent({module, id, "N", "N"}), persistent({id, id, "N"}),
           forge::call("builtins", "tuple", {"](" + module + thing + "e"}) + "Q"}) {
         CAPTURE(callee);
-        CHECK(called_in_legacy(in_dict(callee + ")R")) == "my.Thing");
-        CHECK(called_in_legacy(in_dict(callee + ")\x81")) == "my.Thing");
-        CHECK(called_in_legacy(in_dict("(" + callee + "o")) == "my.Thing");
-        CHECK(called_in_legacy(callee + ")R0}") == "my.Thing");
+        CHECK(called_in_legacy(in_dict(callee + ")R")) == "my.thing");
+        CHECK(called_in_legacy(in_dict(callee + ")\x81")) == "my.thing");
+        CHECK(called_in_legacy(in_dict("(" + callee + "o")) == "my.thing");
+        CHECK(called_in_legacy(callee + ")R0}") == "my.thing");
     }
     // The known function that it stands for calls others.
     const std::string rebuild = forge::global("torch._tensor", "_rebuild_from_type_v2");
     const std::string arguments = forge::tuple({thing, other, ")", "N"});
-    CHECK(called_in_legacy(in_dict(persistent({module, rebuild, "N", "N"}) + arguments + "R")) == "my.Thing my.Other");
+    CHECK(called_in_legacy(in_dict(persistent({module, rebuild, "N", "N"}) + arguments + "R")) == "my.thing my.Other");
     CHECK(called_in_legacy(in_dict(persistent({module, persistent({module, rebuild, "N"}), "N"}) + arguments + "R")) ==
-          "my.Thing my.Other");
+          "my.thing my.Other");
 }
 
 TEST_CASE("nested and cyclic persistent ids are searched once") {
     std::string deep = thing;
     for (int i = 0; i < 30'000; ++i) deep += "\x85Q";
-    CHECK(called_in_legacy(in_dict(deep + ")R")) == "my.Thing");
+    CHECK(called_in_legacy(in_dict(deep + ")R")) == "my.thing");
     std::string many = deep + "q\0010(";
     for (int i = 0; i < 5'000; ++i) many += "h\x01)R";
-    CHECK(called_in_legacy(many + "t") == "my.Thing");
-    CHECK(called_in_legacy("]q\x01(h\x01" + thing + "e\x85Q)R0}") == "my.Thing");
+    CHECK(called_in_legacy(many + "t") == "my.thing");
+    CHECK(called_in_legacy("]q\x01(h\x01" + thing + "e\x85Q)R0}") == "my.thing");
 }
 
 TEST_CASE("functions that call their arguments are followed") {
@@ -285,26 +285,26 @@ TEST_CASE("functions that call their arguments are followed") {
     for (const char* name : {"_rebuild_from_type", "_rebuild_from_type_v2"}) {
         CAPTURE(name);
         CHECK(called_in_legacy(of_type(name, {size, tensor, ")", "}"})).empty());
-        CHECK(called_in_legacy(of_type(name, {size, thing, ")", "}"})) == "my.Thing");
-        CHECK(called_in_legacy(of_type(name, {thing, tensor, ")", "}"})) == "my.Thing");
-        CHECK(called_in_legacy(of_type(name, {thing, other, ")", "}"})) == "my.Thing my.Other");
+        CHECK(called_in_legacy(of_type(name, {size, thing, ")", "}"})) == "my.thing");
+        CHECK(called_in_legacy(of_type(name, {thing, tensor, ")", "}"})) == "my.thing");
+        CHECK(called_in_legacy(of_type(name, {thing, other, ")", "}"})) == "my.thing my.Other");
         CHECK(called_in_legacy(of_type(name, {size, tensor, forge::tuple({thing}), "}"})).empty());
         CHECK(called_in_legacy(of_type(name, {persistent({forge::text("module"), thing, "N", "N"}),
                                               persistent({forge::text("module"), other, "N"}), ")", "}"})) ==
-              "my.Thing my.Other");
+              "my.thing my.Other");
         // Through another such function, and through the result of a known function.
         CHECK(called_in_legacy(of_type(name, {forge::global("torch._tensor", name), tensor,
-                                              forge::tuple({thing, tensor, ")", "}"}), "}"})) == "my.Thing");
+                                              forge::tuple({thing, tensor, ")", "}"}), "}"})) == "my.thing");
         CHECK(called_in_legacy(of_type(
                   name, {forge::global("torch._tensor", name), tensor,
-                         forge::call("builtins", "tuple", {"](" + thing + tensor + ")}e"}), "}"})) == "my.Thing");
+                         forge::call("builtins", "tuple", {"](" + thing + tensor + ")}e"}), "}"})) == "my.thing");
     }
     CHECK(called_in_legacy(in_dict(forge::call("numpy.core.multiarray", "_reconstruct",
-                                               {thing, forge::tuple({forge::integer(0)}), "C\001b"}))) == "my.Thing");
-    CHECK(called_in_legacy(in_dict(forge::call("torch._utils", "_rebuild_wrapper_subclass", {thing}))) == "my.Thing");
+                                               {thing, forge::tuple({forge::integer(0)}), "C\001b"}))) == "my.thing");
+    CHECK(called_in_legacy(in_dict(forge::call("torch._utils", "_rebuild_wrapper_subclass", {thing}))) == "my.thing");
     const std::string scalar =
         forge::call("numpy.core.multiarray", "scalar", {forge::call("numpy", "dtype", {forge::text("O8")}), thing});
-    CHECK(called_in_legacy(in_dict(scalar + ")R")) == "my.Thing");
+    CHECK(called_in_legacy(in_dict(scalar + ")R")) == "my.thing");
 }
 
 TEST_CASE("a function that is set on an object as a method counts as called") {
@@ -314,28 +314,28 @@ TEST_CASE("a function that is set on an object as a method counts as called") {
     };
     for (const char* name : {"__setstate__", "append", "add", "__class__"}) {
         CAPTURE(name);
-        CHECK(called_in_legacy(in_dict(with(name, thing))) == "my.Thing");
-        CHECK(called_in_legacy(with(name, thing) + "0}") == "my.Thing");
-        CHECK(called_in_legacy(with(name, persistent({forge::text("module"), thing, "N"})) + "0}") == "my.Thing");
+        CHECK(called_in_legacy(in_dict(with(name, thing))) == "my.thing");
+        CHECK(called_in_legacy(with(name, thing) + "0}") == "my.thing");
+        CHECK(called_in_legacy(with(name, persistent({forge::text("module"), thing, "N"})) + "0}") == "my.thing");
         CHECK(called_in_legacy(object + forge::tuple({"N", forge::dict({forge::text(name), thing})}) + "b0}") ==
-              "my.Thing");
+              "my.thing");
         for (const char* function : {"_rebuild_from_type", "_rebuild_from_type_v2"})
             CHECK(called_in_legacy(forge::call("torch._tensor", function,
                                                {forge::global("torch", "Size"), forge::global("torch", "Tensor"), ")",
                                                 forge::dict({forge::text(name), thing})}) +
-                                   "0}") == "my.Thing");
+                                   "0}") == "my.thing");
         CHECK(called_in_legacy(forge::call("torch._utils", "_rebuild_parameter_with_state",
                                            {"N", "\x88", "N", forge::dict({forge::text(name), thing})}) +
-                               "0}") == "my.Thing");
+                               "0}") == "my.thing");
     }
     CHECK(called_in_legacy(object + forge::dict({forge::call("builtins", "str", {forge::text("x")}), thing}) + "b0}") ==
-          "my.Thing");
+          "my.thing");
     CHECK(called_in_legacy(in_dict(with("weight_loader", thing))).empty());
     std::string shared = "}q\x01(";
     for (int i = 0; i < 10'000; ++i) shared += forge::text("a" + std::to_string(i)) + "N";
     shared += forge::text("add") + thing + "u0" + forge::global("collections", "OrderedDict") + "q\0020(";
     for (int i = 0; i < 10'000; ++i) shared += "h\x02)Rh\001b";
-    CHECK(called_in_legacy(shared + "1}") == "my.Thing");
+    CHECK(called_in_legacy(shared + "1}") == "my.thing");
     CHECK(called_in_legacy(in_dict(forge::dict({forge::text("append"), thing}))).empty());
 }
 
@@ -354,29 +354,29 @@ TEST_CASE("the names in all pickles of a file are listed") {
     const auto legacy = [](const std::string& machine, const std::string& object) {
         return forge::Legacy{.object = object, .machine = machine}.join();
     };
-    CHECK(named(legacy(os_call(), forge::call("my", "Thing", {}))) ==
-          Lines{"os.system unknown called the description of the machine", "my.Thing unknown called the object"});
+    CHECK(named(legacy(os_call(), forge::call("my", "thing", {}))) ==
+          Lines{"os.system unknown called the description of the machine", "my.thing unknown called the object"});
     const std::string inner = legacy("}", os_call());
     CHECK(named("\x80\x03"s + forge::load_from_bytes(inner) + "0}.") ==
           Lines{"torch.storage._load_from_bytes known called the pickle",
                 "os.system unknown called the pickle, a storage in it: the object"});
     forge::Zip script;
     script.add("a/data.pkl", forge::pickle(forge::global("__torch__.m", "Net") + ")\x81" +
-                                           forge::dict({forge::text("w"), forge::call("my", "Thing", {})}) + "b"));
+                                           forge::dict({forge::text("w"), forge::call("my", "thing", {})}) + "b"));
     script.add("a/constants.pkl", forge::pickle(os_call() + "0)"));
-    CHECK(named(script.join()) == Lines{"__torch__.m.Net known called a/data.pkl", "my.Thing unknown called a/data.pkl",
+    CHECK(named(script.join()) == Lines{"__torch__.m.Net known called a/data.pkl", "my.thing unknown called a/data.pkl",
                                         "os.system unknown called a/constants.pkl"});
 }
 
 TEST_CASE("one note counts the unknown functions that would be called") {
-    CHECK(note_of(forge::archive(forge::tuple({forge::global("my", "Thing"), forge::call("torch", "Size", {")"})}))) ==
+    CHECK(note_of(forge::archive(forge::tuple({forge::global("my", "thing"), forge::call("torch", "Size", {")"})}))) ==
           "");
-    CHECK(note_of(forge::archive(forge::call("my", "Thing", {}))) ==
-          "unpickling would call an unknown class or function, my.Thing; nothing was called; "
+    CHECK(note_of(forge::archive(forge::call("my", "thing", {}))) ==
+          "unpickling would call an unknown class or function, my.thing; nothing was called; "
           "inspect --globals lists what the file names, --strict-globals refuses the file");
     // Functions that run code come first, and each is listed once.
     CHECK(note_of(
-              forge::archive(forge::tuple({forge::call("my", "Thing", {}), forge::call("my", "Thing", {}), os_call()})))
+              forge::archive(forge::tuple({forge::call("my", "thing", {}), forge::call("my", "thing", {}), os_call()})))
               .starts_with("unpickling would call 2 unknown classes and functions, the first is "
                            "os.system; "));
 }
@@ -384,14 +384,14 @@ TEST_CASE("one note counts the unknown functions that would be called") {
 TEST_CASE("the list of names has a limited length") {
     std::string names = "(";
     for (std::size_t i = 0; i < torch::NamedGlobals::most_listed + 10; ++i)
-        names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+        names += forge::global("my", "thing" + std::to_string(i)) + "0";
     CHECK(named(forge::archive(names + "t")).size() == torch::NamedGlobals::most_listed);
 }
 
 TEST_CASE("a call is noted even after the list of names is full, and so is an unreadable file inside the pickle") {
     std::string names = "(";
     for (std::size_t i = 0; i < torch::NamedGlobals::most_listed; ++i)
-        names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+        names += forge::global("my", "thing" + std::to_string(i)) + "0";
     CHECK(note_of(forge::archive(names + "0N")).empty());
     CHECK(note_of(forge::archive(names + "0" + forge::call("my", "run", {})))
               .starts_with("unpickling would call at least 1 unknown class or function, the first is "

@@ -101,6 +101,14 @@ class Scan(Case):
         self.assertEqual(failed.code, 1)
         self.assertIn('bad.pkl: posix.system: ', failed.out)
 
+    def test_fail_on_what_nobody_can_judge(self):
+        self.write('odd.pkl', b'\x80\x02cproject\nrun\nU\x01aR.')
+        self.write('page.bin', b'<html>not found</html>')
+        self.assertEqual(self.rows('.')['./odd.pkl']['verdict'], 'unknown')
+        for word, path in (('unknown', 'odd.pkl'), ('format', 'page.bin')):
+            self.assertEqual(self.safemap('scan', path, '--fail-on', word).code, 1, word)
+            self.assertEqual(self.safemap('scan', path, '--fail-on', 'code,damage').code, 0, word)
+
     def test_a_folder_called_zero_is_no_sign_of_deepspeed(self):
         self.write('zero/other/x.safetensors', safetensors(SMALL))
         self.write('runs/model_world_size_1_rank_0.pt', RUNS_CODE)
