@@ -10,7 +10,9 @@
 namespace safemap::cli {
 namespace {
 
-bool is_common(std::uint64_t bytes, std::size_t checkpoints) { return bytes < 4096 && checkpoints > 16; }
+bool is_common(std::uint64_t bytes, std::size_t checkpoints) {
+    return bytes == 0 || (bytes < 4096 && checkpoints > 16);
+}
 
 }  // namespace
 
@@ -36,7 +38,7 @@ bool DuplicateSearch::same_values(const Row& one, const Row& other) const {
 std::vector<std::size_t> DuplicateSearch::take_copies(Duplicates& found) const {
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < rows_.size(); ++i)
-        if (!rows_[i].tensors.empty()) order.push_back(i);
+        if (rows_[i].bytes > 0) order.push_back(i);
     const auto values_before = [&](std::size_t a, std::size_t b) {
         return std::lexicographical_compare(rows_[a].tensors.begin(), rows_[a].tensors.end(), rows_[b].tensors.begin(),
                                             rows_[b].tensors.end(),

@@ -122,13 +122,30 @@ Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseErr
     return std::move(error.with_hint(all));
 }
 
+/// Returns the words in the order that CLI11 takes them in, the last one first. `--root=` becomes `--root` and an empty
+/// word: CLI11 would take the next word as the value.
+std::vector<std::string> words_for(const CLI::App& app, const std::vector<std::string>& words) {
+    std::vector<std::string> result;
+    bool options = true;
+    for (const std::string& word : words) {
+        options = options && word != "--";
+        const std::string name = word.substr(0, word.find('='));
+        const CLI::Option* const option = options && word.starts_with("--") ? app.get_option_no_throw(name) : nullptr;
+        const bool empty = option != nullptr && option->get_expected_max() > 0 && word == name + '=';
+        result.push_back(empty ? name : word);
+        if (empty) result.emplace_back();
+    }
+    std::reverse(result.begin(), result.end());
+    return result;
+}
+
 /// Runs a command. `argv` are all words of the call: the program, the command, and its own.
 int run_command(const CommandRow& row, Console& console, int argc, char** argv) {
     const std::unique_ptr<Command> command = row.make();
     command->typed = shell_line({argv, static_cast<std::size_t>(argc)});
     const std::unique_ptr<CLI::App> app = parser_of(row, *command);
     try {
-        app->parse(argc - 1, argv + 1);
+        app->parse(words_for(*app, {argv + 2, argv + argc}));
     } catch (const CLI::CallForHelp&) {
         console.print(help_text(row, help_columns()));
         return 0;

@@ -23,6 +23,14 @@ namespace fs = std::filesystem;
 constexpr std::size_t most_open = 64;
 constexpr std::string_view pickle_endings[] = {".pkl", ".pickle", ".th", ".pt.tar", ".pth.tar"};
 
+bool is_folder(const fs::path& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+bool is_file(const fs::path& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
+}
 bool is_hidden(const fs::path& path) { return path.filename().native().starts_with('.'); }
 
 using Whole = open::PathsIn::Whole;
@@ -46,9 +54,10 @@ public:
 
     void add(const fs::path& path) {
         root_ = path;
-        if (open::names_several(path)) return open_all({{.path = path}});
-        if (!fs::exists(path)) throw Error(Errc::path_not_found, "nothing has this name").with_path(path.native());
-        if (!fs::is_directory(path)) return open_all({{.path = path}});
+        if (const auto matches = open::matches_of(path)) return add_matches(path, *matches);
+        if (fs::symlink_status(path).type() == fs::file_type::not_found)
+            throw Error(Errc::path_not_found, "nothing has this name").with_path(path.native());
+        if (!is_folder(path)) return open_all({{.path = path}});
         Found found;
         list(path, found);
         for (const ScannedCheckpoint& fault : found.faults) visit_(fault);
@@ -56,6 +65,13 @@ public:
         std::vector<Whole> files;
         for (fs::path& file : found.files) files.push_back({.path = std::move(file)});
         open_all(std::move(files));
+    }
+
+    /// Adds what a glob matches: the files of one checkpoint, or folders.
+    void add_matches(const fs::path& glob, const std::vector<fs::path>& matches) {
+        if (matches.empty()) throw Error(Errc::path_not_found, "nothing matches the glob").with_path(glob.native());
+        if (std::none_of(matches.begin(), matches.end(), is_folder)) return open_all({{glob, matches}});
+        for (const fs::path& path : matches) add(path);
     }
 
     std::uint64_t other_files() const {
@@ -90,7 +106,7 @@ private:
         state::move_to_end(std::move(paths.whole), found.whole[depth]);
         for (fs::path& file : paths.files)
             if (is_candidate(file)) found.files.push_back(std::move(file));
-            else if (!is_hidden(file)) others_.insert(key_of(file));
+            else if (!is_hidden(file) || ends_as_weights(file.filename())) others_.insert(key_of(file));
         for (fs::path& inner : paths.folders)
             if (is_entered(inner)) open.emplace_back(std::move(inner), depth + 1);
     }
@@ -101,7 +117,7 @@ private:
     }
     bool is_candidate(const fs::path& file) const {
         if (is_hidden(file) && !options_.hidden) return false;
-        const bool ends = ends_as_weights(file.filename().native());
+        const bool ends = ends_as_weights(file.filename());
         return (ends || !options_.includes.empty()) && is_selected(file);
     }
     bool is_selected(const fs::path& file) const { return matches(included_, file) && !matches(excluded_, file); }
@@ -150,15 +166,15 @@ private:
     /// Returns the files that were read. Those of a folder or an index are called as in the folder.
     static std::vector<fs::path> files_of(const ScannedCheckpoint& one) {
         const std::vector<std::string>& names = one.checkpoint->files();
-        if (names.size() < 2 && fs::is_regular_file(one.path)) return {one.path};
-        const fs::path folder = fs::is_directory(one.path) ? one.path : one.path.parent_path();
+        if (names.size() < 2 && is_file(one.path)) return {one.path};
+        const fs::path folder = is_folder(one.path) ? one.path : one.path.parent_path();
         std::vector<fs::path> files;
         for (const std::string& name : names) files.push_back(folder / name);
         return files;
     }
     /// Returns the files of what cannot be opened, by their names.
     static std::vector<fs::path> files_that_failed(const Whole& whole) {
-        if (fs::is_regular_file(whole.path)) return {whole.path};
+        if (!is_folder(whole.path) && whole.files.empty()) return {whole.path};
         std::vector<fs::path> files = whole.files;
         const open::RunFiles run = open::files_of_run(whole.path);
         for (const std::string& file : run.files)
@@ -177,12 +193,14 @@ private:
         return ends_as_weights(name) || names::is_dcp_metadata(name) ||
                names::is_kind(name, names::NameKind::dcp_items);
     }
-    static bool ends_as_weights(std::string_view name) {
+    static bool ends_as_weights(std::string name) {
+        std::transform(name.begin(), name.end(), name.begin(),
+                       [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
         return !names::ending_of_weights(name).empty() || names::ends_in(name, pickle_endings);
     }
     void examine_files(ScannedCheckpoint& one) const {
         for (const fs::path& file : one.files) {
-            if (is_of_several(one) && !may_have_pickles(file.filename())) continue;
+            if (file.extension() == ".json" || (is_of_several(one) && !may_have_pickles(file.filename()))) continue;
             try {
                 state::add_findings(examine(file, open_), one.findings, file.filename().native() + ": ");
             } catch (const Error& error) {
@@ -216,7 +234,7 @@ private:
 
     /// A file is wanted already. A checkpoint of several files is wanted if one of its files is.
     bool is_wanted(const ScannedCheckpoint& one) const {
-        if (!is_of_several(one)) return true;
+        if (!is_of_several(one) || one.files.empty()) return true;
         return std::any_of(one.files.begin(), one.files.end(), [&](const fs::path& file) { return is_selected(file); });
     }
     static bool is_of_several(const ScannedCheckpoint& one) {

@@ -137,7 +137,12 @@ MaybeShape known_and_refused(const FolderNames& names) {
 bool holds_universal(const FolderNames& names) {
     const auto zero = std::find(names.folders.begin(), names.folders.end(), "zero");
     if (zero == names.folders.end()) return false;
-    if (names.below.empty()) return true;
+    // A folder inside: other weights in it are a better sign than a name.
+    const auto is_other = [](const std::string& file) {
+        return (is_weights(file) || is_dcp_metadata(file)) && !is_kind(file, NameKind::zero_similar) &&
+               !zero_name(file);
+    };
+    if (names.below.empty()) return std::none_of(names.files.begin(), names.files.end(), is_other);
     const FolderNames& parameters = names.below[static_cast<std::size_t>(zero - names.folders.begin())];
     return !parameters.folders.empty();
 }

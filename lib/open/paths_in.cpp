@@ -7,6 +7,7 @@
 #include "names/model_names.hpp"
 
 #include <map>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -67,6 +68,7 @@ PathsIn paths_in(const std::filesystem::path& folder) {
     paths.is_cache = names::has(found.files, "CACHEDIR.TAG");
     add_whole(folder, found, paths.whole);
     paths.files = paths_of(folder, found.files);
+    for (const std::string& other : opened->others()) paths.files.push_back(folder / other);
     for (const std::string& inner : opened->folders()) {
         std::error_code ignored;
         if (!std::filesystem::is_symlink(folder / inner, ignored)) paths.folders.push_back(folder / inner);
@@ -74,6 +76,9 @@ PathsIn paths_in(const std::filesystem::path& folder) {
     return paths;
 }
 
-bool names_several(const std::filesystem::path& path) { return is_glob(path); }
+std::optional<PathsIn::Paths> matches_of(const std::filesystem::path& path) {
+    if (!is_glob(path)) return std::nullopt;
+    return paths_matching(path);
+}
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -4,6 +4,7 @@
 #include <safemap/api.hpp>
 
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -18,7 +19,7 @@ struct PathsIn {
         Paths files = {};            ///< the files of it that their names show; others may belong to it, too
     };
     std::vector<Whole> whole = {};  ///< some may have files of others
-    Paths files = {};               ///< all files, with links to files
+    Paths files = {};               ///< all files, with links to files, pipes, sockets and broken links
     Paths folders = {};             ///< without links
     bool is_cache = false;          ///< true if the folder is marked as a cache, by a CACHEDIR.TAG
 };
@@ -26,7 +27,7 @@ struct PathsIn {
 /// Throws as open_folder() does.
 PathsIn paths_in(const std::filesystem::path& folder);
 
-/// Returns true for a glob for which nothing exists under its own name.
-bool names_several(const std::filesystem::path& path);
+/// Returns what a glob matches, sorted; nothing if the path exists or is no glob.
+std::optional<PathsIn::Paths> matches_of(const std::filesystem::path& path);
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -23,6 +23,11 @@ class EveryCommand(Case):
             self.assertEqual((result.code, result.err), (0, ''))
             self.expect('help' if len(words) == 1 else f'help_{words[0]}', result.out)
 
+    def test_an_empty_value_after_an_equals_sign(self):
+        report = self.done('convert', 'small.safetensors', 'x.safetensors', '--strip-prefix=', '-n')
+        self.assertIn('plan', report)
+        self.assertFalse((self.folder / 'x.safetensors').exists())
+
     def test_the_examples_of_every_help_work_as_pasted(self):
         # The files that the examples name.
         model = torch_file({'layers.0.w': 'FloatStorage', 'layers.1.w': 'FloatStorage'})

@@ -63,7 +63,8 @@ class Scan(Case):
         (self.folder / 'loop').symlink_to('.')
         (self.folder / 'y.safetensors').symlink_to('real/x.safetensors')
         (self.folder / 'gone.safetensors').symlink_to('nowhere')
-        self.assertEqual(list(self.rows('.')), ['./real/x.safetensors', './small.safetensors', './y.safetensors'])
+        self.assertEqual(list(self.rows('.')),
+                         ['./gone.safetensors', './real/x.safetensors', './small.safetensors', './y.safetensors'])
         self.assertEqual(list(self.rows('link')), ['link/x.safetensors'])
 
     def test_shards_of_an_index_are_one_checkpoint(self):
@@ -105,9 +106,39 @@ class Scan(Case):
         self.write('odd.pkl', b'\x80\x02cproject\nrun\nU\x01aR.')
         self.write('page.bin', b'<html>not found</html>')
         self.assertEqual(self.rows('.')['./odd.pkl']['verdict'], 'unknown')
-        for word, path in (('unknown', 'odd.pkl'), ('format', 'page.bin')):
+        for word, path, others in (('unknown', 'odd.pkl', 'code,format'), ('format', 'page.bin', 'code,damage')):
             self.assertEqual(self.safemap('scan', path, '--fail-on', word).code, 1, word)
-            self.assertEqual(self.safemap('scan', path, '--fail-on', 'code,damage').code, 0, word)
+            self.assertEqual(self.safemap('scan', path, '--fail-on', others).code, 0, word)
+
+    def test_odd_paths_are_rows(self):
+        os.mkfifo(self.folder / 'model.safetensors')
+        (self.folder / 'loop.pt').symlink_to('loop.pt')
+        (self.folder / 'gone.ckpt').symlink_to('nowhere')
+        rows = self.rows('.', 'loop.pt')
+        odd = ['./gone.ckpt', './loop.pt', './model.safetensors']
+        self.assertEqual(sorted(path for path in rows if 'error' in rows[path]), odd)
+        self.assertEqual(self.safemap('scan', 'model.safetensors', '--fail-on', 'damage').code, 1)
+
+    def test_endings_in_capitals_and_globs_of_folders(self):
+        self.write('runs/a/M.PT', RUNS_CODE)
+        self.write('runs/b/x.safetensors', safetensors(SMALL))
+        rows = self.rows('runs/*')
+        self.assertEqual({path: row['verdict'] for path, row in rows.items()},
+                         {'runs/a/M.PT': 'runs code', 'runs/b/x.safetensors': 'ok'})
+        self.refused('path_not_found', 2, 'scan', 'nothing/*')
+
+    def test_an_index_that_is_damaged_has_no_pickles(self):
+        self.write('model.safetensors.index.json', b'xx')
+        self.write('other.pt', RUNS_CODE)
+        rows = self.rows('.')
+        self.assertEqual(rows['./model.safetensors.index.json']['verdict'], 'ok')
+        self.assertEqual(rows['./other.pt']['verdict'], 'runs code')
+
+    def test_files_that_were_not_looked_at_are_counted(self):
+        for name in ('model.dat', '.hidden.pt', 'README.md'):
+            self.write(name, b'text')
+        self.assertEqual(self.done('scan', '.')['summary']['other_files'], 3)
+        self.assertIn('3 other files not looked at', self.safemap('scan', '.').out)
 
     def test_a_folder_called_zero_is_no_sign_of_deepspeed(self):
         self.write('zero/other/x.safetensors', safetensors(SMALL))
