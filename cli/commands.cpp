@@ -22,7 +22,7 @@ constexpr std::array rows{
                make_inspect},
     CommandRow{"scan", "PATH...", "Opens every checkpoint below some folders, and says what each is.",
                "safemap scan models/",
-               "safemap scan downloads/ --fail-on code,damage\n"
+               "safemap scan downloads/ --fail-on code,unknown,damage\n"
                "safemap scan models/ --duplicates\n"
                "safemap scan models/ --include '*.ckpt' --json-lines\n",
                make_scan},

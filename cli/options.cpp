@@ -38,9 +38,7 @@ void CommonOptions::declare(CLI::App& app) {
         ->group(selecting)
         ->type_name("PATH");
     if (trainable) {
-        if (!selects_files)
-            app.add_flag("--ema", open.ema, "use averages of weights (EMA) in the places of the weights")
-                ->group(selecting);
+        app.add_flag("--ema", open.ema, "use averages of weights (EMA) in the places of the weights")->group(selecting);
         add_parsed(
             app, "--weights", open.weights, parse_weights,
             "weights of a DeepSpeed folder: the fp32 masters (fp32), or the 16-bit weights of the module (module)")

@@ -177,7 +177,7 @@ struct Totals {
     }
 };
 
-/// What --fail-on looks for.
+/// A word of --fail-on, and the rows that it finds.
 struct FailOn {
     std::string_view word;
     bool (*finds)(const Row& row);
@@ -334,6 +334,7 @@ public:
     }
 
     int run(Console& console) override {
+        common.open.ema = false;  // most checkpoints have none
         ProgressBar bar(console);
         open_all(console, bar);
         std::sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.path < b.path; });

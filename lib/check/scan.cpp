@@ -247,7 +247,7 @@ private:
     Selection included_ = {};
     Selection excluded_ = Selection::names({});
     fs::path root_ = {};
-    std::set<fs::path> read_ = {};    ///< what was visited, and files and folders of checkpoints of several files
+    std::set<fs::path> read_ = {};    ///< visited paths, and what checkpoints of several files have read
     std::set<fs::path> others_ = {};  ///< files that are not opened by themselves
 };
 

@@ -27,7 +27,7 @@ struct PathsIn {
 /// Throws as open_folder() does.
 PathsIn paths_in(const std::filesystem::path& folder);
 
-/// Returns what a glob matches, sorted; nothing if the path exists or is no glob.
+/// Returns what a glob matches, sorted; nothing if the path exists, or is not a glob.
 std::optional<PathsIn::Paths> matches_of(const std::filesystem::path& path);
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -61,8 +61,8 @@ class TypingErrors(Case):
         for option, meant in [('--output', '-o OUT'), ('--out=x', '-o OUT'), ('--overwrite', '--force'),
                               ('-y', '--force'), ('--fp16', '--dtype f16'), ('--bf16', '--dtype bf16'),
                               ('--half', '--dtype f16'), ('--shard-size', '--max-shard-size'),
-                              ('--only', '--include'), ('--jobs', '--threads'), ('-d', '--dtype, --dtype-of, '
-                              '--dry-run, --drop-cache or --deepspeed-compat'), ('-R', '--root, --rename or --resume')]:
+                              ('--only', '--include'), ('--jobs', '--threads'), ('-k', '--keep-dtype or --keep-name'),
+                              ('-R', '--root, --rename or --resume')]:
             message, hint = self.refusal('convert', 'small.safetensors', 'out', option)
             self.assertEqual((message, hint), (f"convert has no option '{option.partition('=')[0]}'",
                                                f'did you mean {meant}?'))

@@ -10,7 +10,7 @@ import sys
 import names
 
 # Called for what they do. What they return is a report of it, or a count.
-CALLED_TO_ACT = {'add', 'commit', 'edit', 'erase', 'exchange', 'repair', 'save', 'sleep'}
+CALLED_TO_ACT = {'add', 'commit', 'edit', 'erase', 'exchange', 'repair', 'save', 'scan', 'sleep'}
 
 ANGLES = re.compile(r'<[^<>]*>')
 ATTRIBUTE = re.compile(r'\[\[[^\]]*\]\]')
