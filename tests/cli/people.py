@@ -61,7 +61,7 @@ class TypingErrors(Case):
         for option, meant in [('--output', '-o OUT'), ('--out=x', '-o OUT'), ('--overwrite', '--force'),
                               ('-y', '--force'), ('--fp16', '--dtype f16'), ('--bf16', '--dtype bf16'),
                               ('--half', '--dtype f16'), ('--shard-size', '--max-shard-size'),
-                              ('--only', '--include'), ('--jobs', '--threads'), ('-k', '--keep-dtype or --keep-name'),
+                              ('--only', '--include'), ('--jobs', '--threads'), ('-k', '--keep-name or --keep-dtype'),
                               ('-R', '--root, --rename or --resume')]:
             message, hint = self.refusal('convert', 'small.safetensors', 'out', option)
             self.assertEqual((message, hint), (f"convert has no option '{option.partition('=')[0]}'",
