@@ -37,7 +37,7 @@ constexpr std::array rows{
     CommandRow{"verify", "PATH", "Checks a whole checkpoint and reports every fault.", "safemap verify out/",
                "safemap verify model.pt --strict-globals\n", make_verify},
     CommandRow{"diff", "A B", "Compares two checkpoints, whatever their format.", "safemap diff model.pt out/",
-               "safemap diff model.pt out/ --cast --rtol 0.01\n", make_diff},
+               "safemap diff model.pt out/ --cast --rtol 0.004\n", make_diff},
     CommandRow{"hash", "PATH", "Prints a digest of each tensor and of the checkpoint, the same in every file format.",
                "safemap hash out/", "safemap hash model.pt --include 'layers.0.*'\n", make_hash},
     CommandRow{"plan", "PATH --expect FILE", "Compares a checkpoint with what a model expects. Reads no tensor data.",

@@ -81,6 +81,7 @@ std::shared_ptr<const Checkpoint::State> Checkpoint::State::opened(Contents cont
                                                                    const OpenOptions& options) {
     about_file(where, [&] {
         if (options.ema) open::take_averages(contents, where, options);
+        else state::note_averages(contents);
         state::take_root(contents, options);
     });
     const bool stored_names = contents.format == Format::safetensors;  // a pickle has no stored names

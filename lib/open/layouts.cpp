@@ -128,9 +128,11 @@ void hint_at_kind(Error& error, const Folder& folder, const std::string& name) {
     if (sets) error.with_hint("give one of these globs in quotes");
     else if (!shape.newest.empty()) error.with_hint(hint_of_newest(shape, folder));
     else if (shape.several == Several::files)
-        error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint" +
-                        hint_of_ranks(shape.files));
-    else error.with_hint("give one of them");
+        error.with_hint(
+            "give one of them, or all of them together if they are the shards of one checkpoint; `safemap "
+            "scan` says what each is" +
+            hint_of_ranks(shape.files));
+    else error.with_hint("give one of them; `safemap scan` says what each is");
     throw error;
 }
 

@@ -399,4 +399,25 @@ void take_averages(Contents& contents, const Contents* averages) {
     found.replace_all();
 }
 
+void note_averages(Contents& contents) {
+    const auto may_be_one = [](std::string_view name) {
+        constexpr std::string_view words[] = {"ema", "EMA", "Ema", "shadow_params"};
+        return std::any_of(std::begin(words), std::end(words),
+                           [name](std::string_view word) { return name.find(word) != name.npos; });
+    };
+    std::size_t count = 0;
+    std::string_view first;
+    for (const LazyTensor& tensor : contents.tensors) {
+        const auto prefix = may_be_one(tensor.name()) ? average_prefix(tensor.name()) : std::string_view();
+        const std::string_view rest = std::string_view(tensor.name()).substr(prefix.size());
+        const bool is_counter = std::find(not_averages.begin(), not_averages.end(), rest) != not_averages.end();
+        if (prefix.empty() || is_counter) continue;
+        if (count++ == 0) first = prefix;
+    }
+    if (count == 0 || count == contents.tensors.size()) return;
+    contents.notes.push_back(counted(count, "tensor is an average", "tensors are averages") +
+                             " of weights (EMA): names begin with " + excerpt(first) +
+                             "; --ema (OpenOptions::ema) puts averages in the places of the weights");
+}
+
 }  // namespace safemap::SAFEMAP_ABI::state

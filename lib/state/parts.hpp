@@ -25,5 +25,7 @@ void take_root(Contents& contents, const OpenOptions& options);
 /// Puts averages of weights in the places of the weights, as OpenOptions::ema says. `averages` has them under the names
 /// of the weights, if they are a checkpoint of their own; null if they are among the contents.
 void take_averages(Contents& contents, const Contents* averages);
+/// Adds a note if averages of weights are among other tensors.
+void note_averages(Contents& contents);
 
 }  // namespace safemap::SAFEMAP_ABI::state

@@ -107,6 +107,9 @@ class Parts(Case):
         sd = self.write('sd.ckpt', value)
         report = self.done('convert', sd, 'out', '--ema')
         self.assertIn("averages replace 2 weights of 2 (state_dict/model_ema.)", report['notes'])
+        self.assertIn('2 tensors are averages of weights (EMA): names begin with state_dict/model_ema.; --ema',
+                      self.safemap('convert', sd, 'all').out)
+        self.assertNotIn('(EMA)', report['notes'][0] + self.safemap('inspect', 'out').out)
         want = self.write('want.pt', {'model.a.w': Tensor(7, 8), 'model.b': Tensor(9, 9)})
         self.assertTrue(self.done('diff', want, 'out')['equal'])
         self.assertEqual(self.done('hash', sd, '--ema'), self.done('hash', want))
