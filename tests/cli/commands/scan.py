@@ -214,6 +214,27 @@ class Scan(Case):
         self.assertEqual((pair['path'], pair['and'], pair['bytes']), ('one.safetensors', 'two.safetensors', 8192))
 
     @case.unittest.skipUnless((FIXTURES / 'shapes').is_dir(), 'the folders of trainers are beside the checkout')
+    def test_every_folder_of_the_fixtures_has_its_row(self):
+        told = self.done('scan', str(FIXTURES))
+        rows = {row['path']: row for row in told['checkpoints']}
+        self.assertEqual(len(rows), len(told['checkpoints']))
+        zero = json.loads((FIXTURES / 'zero/expected.json').read_text(encoding='utf-8'))['checkpoints']
+        dcp = json.loads((FIXTURES / 'dcp/expected.json').read_text(encoding='utf-8'))
+        wanted = [('zero', 'zero', each, sum(tensor['kind'] != 'shared' for tensor in each['tensors'])) for each in zero]
+        wanted += [('dcp', 'dcp', each, len(each['tensors'])) for each in dcp if not each.get('error')]
+        for folder, kind, each, tensors in wanted:
+            with self.subTest(each['folder']):
+                place = str(FIXTURES / folder / each['folder'])
+                row = rows.get(place) or next(row for path, row in rows.items() if path.startswith(place + '/'))
+                self.assertIn(row.get('format'), (kind, 'safetensors'), row.get('error'))
+                # A tuple with a tensor is among the objects of torch.distributed.
+                self.assertIn(row['tensors'] - tensors, (0, 1) if kind == 'dcp' else (0,))
+        for path, row in rows.items():
+            if '/broken' not in path and 'error' not in row:
+                self.assertIn(row['verdict'], ('ok', 'needs classes'), path)
+        self.assertEqual(sum(told['summary']['verdicts'].values()), len(rows))
+
+    @case.unittest.skipUnless((FIXTURES / 'shapes').is_dir(), 'the folders of trainers are beside the checkout')
     def test_folders_of_trainers_are_one_checkpoint_each(self):
         for folder, formats in (('zero/z2-w2-two-tags', ['zero', 'zero']), ('fsdp/fsdp2', ['fsdp'] * 3),
                                 ('dcp/fsdp2_adamw', ['dcp']), ('zero/z2-w3-bf16-universal', ['zero'])):
