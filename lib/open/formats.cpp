@@ -15,6 +15,7 @@
 #include "base/text.hpp"
 #include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"
+#include "pickle/tar_members.hpp"
 #include "pickle/zip.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
@@ -23,7 +24,6 @@
 #include "torch/tar.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -84,24 +84,6 @@ std::string_view first_record(std::string_view head) {
     if (head.size() < 30) return {};
     std::memcpy(&size, head.data() + 26, sizeof size);
     return head.substr(30, size);
-}
-
-/// Returns true if the first 512 bytes have the checksum of a tar header. torch.load checks nothing else before it
-/// takes a file for a tar.
-bool begins_tar(std::string_view head) {
-    if (head.size() < 512) return false;
-    std::string_view field = head.substr(148, 8);
-    field.remove_prefix(std::min(field.find_first_not_of(' '), field.size()));
-    std::int64_t checksum = 0;
-    if (std::from_chars(field.data(), field.data() + field.size(), checksum, 8).ec != std::errc()) return false;
-    std::int64_t bytes = 0;
-    std::int64_t chars = 0;
-    for (std::size_t i = 0; i < 512; ++i) {
-        const char c = i >= 148 && i < 156 ? ' ' : head[i];
-        bytes += static_cast<unsigned char>(c);
-        chars += static_cast<signed char>(c);
-    }
-    return checksum == bytes || checksum == chars;
 }
 
 /// Returns the name of the first member if the file is a tar.

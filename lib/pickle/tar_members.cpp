@@ -1,4 +1,4 @@
-// Reads the headers of a tar archive, which are POSIX ustar. Tested by tests/torch/tar_test.cpp.
+// Reads the headers of a tar archive, of any kind of tar. Tested by tests/torch/tar_test.cpp.
 #include "pickle/tar_members.hpp"
 
 #include "base/text.hpp"
@@ -22,9 +22,8 @@ class Header {
 public:
     Header(const Source& source, std::uint64_t at) {
         source.read_at(at, std::as_writable_bytes(std::span(bytes_)));
-        if (text(257, 5) != "ustar" || octal(148, 8) != sum()) {
+        if (!begins_tar({bytes_.data(), bytes_.size()}))
             throw Error(Errc::unknown_format, "no tar header at byte " + std::to_string(at));
-        }
         // Links, and headers of pax and GNU, give members other names and contents than this header does.
         const char type = bytes_[156];
         if ((type != '0' && type != '\0') || !text(345, 155).empty())
@@ -52,15 +51,6 @@ private:
         }
         return value;
     }
-    /// Returns the sum of all bytes. The bytes of the stored sum count as spaces.
-    std::uint64_t sum() const {
-        std::uint64_t sum = std::uint64_t{8} * ' ';
-        for (std::size_t i = 0; i < bytes_.size(); ++i) {
-            if (i < 148 || i >= 156) sum += static_cast<unsigned char>(bytes_[i]);
-        }
-        return sum;
-    }
-
     std::array<char, block> bytes_;
 };
 
@@ -71,7 +61,67 @@ bool is_end(const Source& source, std::uint64_t at) {
     return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; });
 }
 
+/// Returns the number in a field as Python reads it: octal, with signs and underscores, or bytes of a binary number.
+std::optional<std::int64_t> python_number(std::string_view field) {
+    if (field.starts_with('\x80') || field.starts_with('\xff')) {
+        std::uint64_t value = field[0] == '\x80' ? 0 : ~std::uint64_t{0};
+        for (const char byte : field.substr(1)) value = value << 8 | static_cast<unsigned char>(byte);
+        return static_cast<std::int64_t>(value);
+    }
+    constexpr std::string_view space = " \t\n\v\f\r";
+    field = field.substr(0, field.find('\0'));
+    field.remove_prefix(std::min(field.find_first_not_of(space), field.size()));
+    field = field.substr(0, field.find_last_not_of(space) + 1);
+    if (field.starts_with('+')) field.remove_prefix(1);
+    if (field.starts_with("0o") || field.starts_with("0O")) field.remove_prefix(2);
+    std::int64_t value = 0;
+    for (const char digit : field) {
+        if (digit == '_') continue;
+        if (digit < '0' || digit > '7') return std::nullopt;
+        value = value * 8 + (digit - '0');
+    }
+    return value;
+}
+
 }  // namespace
+
+bool begins_tar(std::string_view head) {
+    if (head.size() < block) return false;
+    const auto checksum = python_number(head.substr(148, 8));
+    if (!checksum || *checksum == 0) return false;
+    std::int64_t bytes = 0;
+    std::int64_t chars = 0;
+    for (std::size_t i = 0; i < block; ++i) {
+        const char c = i >= 148 && i < 156 ? ' ' : head[i];
+        bytes += static_cast<unsigned char>(c);
+        chars += static_cast<signed char>(c);
+    }
+    return *checksum == bytes || *checksum == chars;
+}
+
+std::vector<TarPlace> tar_places(const Source& source, std::uint64_t searched) {
+    constexpr std::size_t most_places = 4096;
+    std::vector<TarPlace> places;
+    std::array<char, block> bytes;
+    std::uint64_t next = 0;  // to which the size of the last header leads
+    for (std::uint64_t at = 0; Extent{at, block}.inside(source.size()) && places.size() < most_places;) {
+        source.read_at(at, std::as_writable_bytes(std::span(bytes)));
+        const std::string_view head(bytes.data(), bytes.size());
+        const bool is_header = begins_tar(head);
+        if (is_header) {
+            const std::int64_t size = python_number(head.substr(124, 12)).value_or(0);
+            const std::uint64_t left = source.size() - at - block;
+            const std::uint64_t data = std::min(size < 0 ? 0 : static_cast<std::uint64_t>(size), left);
+            places.push_back({{at + block, data},
+                              std::string(head.substr(0, std::min<std::size_t>(head.find('\0'), 100))),
+                              head[156]});
+            if (at >= next) next = at + block + (data + block - 1) / block * block;
+        }
+        at = at + block < searched ? at + block : std::max(next, at + block);
+        if (!is_header && at > searched && at > next) break;
+    }
+    return places;
+}
 
 TarMembers tar_members(const Source& source) {
     TarMembers members;

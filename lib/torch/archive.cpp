@@ -46,7 +46,10 @@ private:
     const ZipRecord* pickle_record() {
         const ZipRecord* const pickle = records_.pickle(faults_);
         if (pickle == nullptr) return nullptr;
-        if (globals_ != nullptr) globals_->examine_records(records_.zip(), *pickle);
+        if (globals_ != nullptr) {
+            globals_->examine_records(records_.zip(), *pickle);
+            if (const auto file = records_.with_second_format()) globals_->examine_second_format(file);
+        }
         if (const std::uint64_t trailing = records_.zip().trailing(); trailing > 0)
             out_.notes.push_back(bytes_text(trailing) + " after the zip are ignored");
         if (const std::size_t unchecked = records_.unchecked(); unchecked > 0)

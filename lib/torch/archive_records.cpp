@@ -38,7 +38,7 @@ void require_exact(const ZipDirectory& zip, Extent part) {
 }  // namespace
 
 ArchiveRecords::ArchiveRecords(const std::shared_ptr<const Source>& source, FaultSink& faults)
-    : zip_(ZipDirectory::read(source, faults)), root_(root_of(zip_)) {}
+    : zip_(ZipDirectory::read(source, faults)), whole_(source), root_(root_of(zip_)) {}
 
 ArchiveRecords::ArchiveRecords(const std::shared_ptr<const Source>& source, Extent part, const Source& reader,
                                FaultSink& faults)
@@ -90,6 +90,13 @@ Error ArchiveRecords::without_pickle() const {
     if (!foreign) return {Errc::zip_missing_record, missing};
     Error error(Errc::zip_missing_record, "a zip that torch did not write: " + missing);
     return error.with_hint("if it is a packed folder, unzip it and give the folder");
+}
+
+std::shared_ptr<const Source> ArchiveRecords::with_second_format() const {
+    constexpr std::string_view local_header = "PK\x03\x04";
+    std::string head(std::min<std::uint64_t>(local_header.size(), whole_ ? whole_->size() : 0), '\0');
+    if (whole_) whole_->read_at(0, std::as_writable_bytes(std::span(head.data(), head.size())));
+    return whole_ && head != local_header ? whole_ : nullptr;
 }
 
 std::size_t ArchiveRecords::unchecked() const {

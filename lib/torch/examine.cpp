@@ -5,10 +5,13 @@
 #include "base/inflate.hpp"
 #include "pickle/tar_members.hpp"
 #include "pickle/zip.hpp"
+#include "torch/dangers.hpp"
 #include "torch/globals.hpp"
+#include "torch/harmless.hpp"
 #include "torch/judge_pickle.hpp"
 #include "torch/named_globals.hpp"
 #include "torch/python_values.hpp"
+#include "torch/tar.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -32,6 +35,8 @@ constexpr std::uint64_t window_size = 4096;
 constexpr std::uint64_t window_growth = 8;
 /// Longest text that may be a pickle of protocol 0, which has no signature.
 constexpr std::size_t longest_old_pickle = 1 << 20;
+/// Bytes that begin the record of a zip.
+constexpr std::string_view local_header = "PK\x03\x04"sv;
 
 std::string bytes_at(const Source& source, Extent part, std::uint64_t most) {
     std::string bytes(std::min(part.size, most), '\0');
@@ -42,8 +47,12 @@ std::string bytes_at(const Source& source, Extent part, std::uint64_t most) {
 bool begins_pickle(std::string_view bytes) {
     return bytes.size() >= 2 && bytes[0] == '\x80' && static_cast<unsigned char>(bytes[1]) <= 5;
 }
-bool begins_zip(std::string_view bytes) {
-    return bytes.starts_with("PK\x03\x04"sv) || bytes.starts_with("PK\x05\x06"sv);
+bool begins_zip(std::string_view bytes) { return bytes.starts_with(local_header) || bytes.starts_with("PK\x05\x06"sv); }
+std::string in_lower_case(std::string_view text) {
+    std::string lower(text);
+    for (char& c : lower)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return lower;
 }
 bool begins_array(std::string_view bytes) { return bytes.starts_with("\x93NUMPY"sv); }
 
@@ -63,13 +72,17 @@ public:
             add_unread(record, "holds pickles inside pickles, deeper than safemap looks");
             return Looked::at_pickles;
         }
+        // A file may be of several formats. torch.load takes a zip only by its first bytes, others by their last ones.
         const std::string head = bytes_at(*source, part, 512);
         const bool whole = part.offset == 0 && part.size == source->size();
-        if (begins_zip(head) || (whole && ends_as_zip(*source))) examine_zip(source, part, record, depth);
-        else if (begins_array(head)) return examine_array(source, part, record, depth);
-        else if (head.size() >= 262 && head.substr(257, 5) == "ustar") examine_tar(source, part, record, depth);
-        else return examine_stream(source, part, record, depth);
-        return Looked::at_pickles;
+        const bool zip = begins_zip(head) || (whole && ends_as_zip(*source));
+        const bool tar = begins_tar(head);
+        if (zip) examine_zip(source, part, record, depth);
+        if (head.starts_with(local_header)) return Looked::at_pickles;
+        if (tar) examine_tar(source, part, record, depth);
+        const Looked looked = begins_array(head) ? examine_array(source, part, record, depth)
+                                                 : examine_stream(source, part, record, depth);
+        return zip || tar ? Looked::at_pickles : looked;
     }
 
     void examine_inside(const PickleGraph& pickle, std::string_view record, unsigned depth) {
@@ -90,14 +103,16 @@ public:
     }
 
     void examine_record(const RecordData& data, const std::string& name, unsigned depth) {
+        // torch finds records whatever the case of their names.
+        const std::string lower = in_lower_case(name);
         try {
-            if (name.ends_with(".py") && name.find("/code/") != name.npos) return examine_code(data, name);
-            if (data.extent.size == 0 || !may_hold_pickles(name)) return;
-            if (!names_pickle(name) && !has_signature(bytes_at(*data.source, data.extent, 8))) return;
+            if (lower.ends_with(".py") && lower.find("/code/") != lower.npos) return examine_code(data, name);
+            if (data.extent.size == 0 || !may_hold_pickles(lower)) return;
+            if (!names_pickle(lower) && !has_signature(bytes_at(*data.source, data.extent, 8))) return;
             examine(data.source, data.extent, name, depth + 1);
         } catch (const Error& error) {
             if (remedy(error.code()) != Remedy::reject_data) throw;
-            if (names_pickle(name)) add_unread(name, "cannot be read: " + error.message());
+            if (names_pickle(lower)) add_unread(name, "cannot be read: " + error.message());
         }
     }
 
@@ -150,22 +165,49 @@ private:
             const PickleGraph& pickle = read->pickle.graph;
             const auto& fault = read->pickle.fault;
             const bool signed_ = at == part.offset && begins_pickle({read->bytes.data(), read->bytes.size()});
-            if (fault && !signed_ && !has_only_plain_names(pickle)) return looked;
-            if (!fault || signed_) looked = Looked::at_pickles;
-            if (looked == Looked::at_other_data) looked = Looked::at_fragments;
-            judge(pickle, record, depth);
+            if (fault && !signed_) {
+                const Looked fragment = examine_fragment(pickle, record, depth);
+                if (fragment == Looked::at_other_data) return looked;
+                looked = std::min(looked, fragment);
+            } else {
+                looked = Looked::at_pickles;
+                judge(pickle, record, depth);
+            }
             // If the bytes end, unpickling ends with them. After other faults, some unpickler may go on.
-            if (fault && !is_end(fault->code())) add_unread(record, "cannot be read to its end: " + fault->message());
+            if (fault && !is_end(fault->code()))
+                add_unread(record, "cannot be read to its end" + (signed_ ? ": " + fault->message() : ""));
             if (pickle.root() == PickleGraph::nothing) return looked;
             at += pickle.consumed();
         }
         return looked;
     }
 
-    /// Returns true if any global is named, and each has a name that Python can import: no sentence of a text.
-    static bool has_only_plain_names(const PickleGraph& pickle) {
+    /// Examines what begins like a pickle without a signature, and is damaged. A text may begin so, too: unless it
+    /// names a function that runs code, its words are not findings.
+    Looked examine_fragment(const PickleGraph& pickle, const std::string& record, unsigned depth) {
         const auto globals = pickle.globals();
-        return !globals.empty() && std::all_of(globals.begin(), globals.end(), is_plain_global);
+        const bool runs = std::any_of(globals.begin(), globals.end(), is_listed_danger);
+        const bool plain = !globals.empty() && std::all_of(globals.begin(), globals.end(), is_plain_global);
+        if (!runs && !plain) return Looked::at_other_data;
+        state::FindingList own;
+        Examiner(own).judge(pickle, record, depth);
+        for (Finding finding : own.findings().listed) {
+            if (finding.record == record &&
+                std::none_of(globals.begin(), globals.end(), [&](const PickleGraph::Global& global) {
+                    return is_listed(global) && dotted(global) == finding.name;
+                }))
+                finding.name = "a name in the file";
+            findings_.add(std::move(finding));
+        }
+        return runs ? Looked::at_pickles : Looked::at_fragments;
+    }
+    static bool is_listed_danger(const PickleGraph::Global& global) {
+        const bool in_table = global.name.find("__") == global.name.npos || global.module == "builtins";
+        return in_table && is_plain_global(global) && runs_code(global);
+    }
+    static bool is_listed(const PickleGraph::Global& global) {
+        return is_listed_danger(global) || is_known(global) ||
+               (!is_project_class(global) && torch::judge(global).severity == Verdict::needs_classes);
     }
 
     static bool is_end(Errc code) noexcept {
@@ -208,15 +250,17 @@ private:
             const ZipDirectory zip = ZipDirectory::read(source, part, *source, faults);
             const auto& all = zip.records();
             script_ = script_ || std::any_of(all.begin(), all.end(), [](const ZipRecord& each) {
-                          return each.name.ends_with("/constants.pkl");
+                          return in_lower_case(each.name).ends_with("/constants.pkl");
                       });
             for (const ZipRecord& each : all) examine_record(zip.open(each), std::string(each.name), depth);
-            if (faults.faults().empty()) return;
+            if (faults.faults().empty() && zip.preceding() == 0 && zip.trailing() == 0) return;
+            if (faults.faults().empty()) return static_cast<void>(examine_local_headers(source, part, depth));
         } catch (const Error& error) {
             if (remedy(error.code()) != Remedy::reject_data) throw;
         }
         // Programs that read local headers, or are less strict about the directory, find other records.
-        examine_local_headers(source, part, record, depth);
+        if (!examine_local_headers(source, part, depth))
+            add_unread(record, "is in a zip whose directory cannot be read");
     }
 
     /// Examines code of TorchScript, which torch.jit.load compiles and runs. Its operators compute, but for two.
@@ -241,11 +285,11 @@ private:
                !file.ends_with(".debug_pkl");
     }
 
-    void examine_local_headers(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
-                               unsigned depth) {
+    /// Returns true if there are records that are pickles by their names.
+    bool examine_local_headers(const std::shared_ptr<const Source>& source, Extent part, unsigned depth) {
         const std::string bytes = bytes_at(*source, part, most_searched);
         bool any = false;
-        for (std::size_t at = 0; (at = bytes.find("PK\x03\x04"sv, at)) != bytes.npos; at += 4) {
+        for (std::size_t at = 0; (at = bytes.find(local_header, at)) != bytes.npos; at += 4) {
             if (bytes.size() - at < 30) break;
             const auto number = [&](std::size_t offset, std::size_t size) {
                 std::uint64_t value = 0;
@@ -255,32 +299,45 @@ private:
             const std::uint64_t data = at + 30 + number(26, 2) + number(28, 2);
             const std::string name = bytes.substr(at + 30, number(26, 2));
             if (data >= part.size) continue;
-            any = any || names_pickle(name);
+            any = any || names_pickle(in_lower_case(name));
             examine_local(source, {part.offset + data, part.size - data}, name, number(8, 2) == 8, number(18, 4),
                           number(22, 4), depth);
         }
-        if (!any) add_unread(record, "is in a zip whose directory cannot be read");
+        return any;
     }
     /// Examines a record of which only the local header is known. `rest` begins with its data.
     void examine_local(const std::shared_ptr<const Source>& source, Extent rest, const std::string& name, bool deflated,
                        std::uint64_t packed, std::uint64_t size, unsigned depth) {
         if (!deflated) return examine_record({source, rest}, name, depth);
-        if (!names_pickle(name)) return;
+        if (!names_pickle(in_lower_case(name))) return;
         packed = packed == 0 ? rest.size : std::min(packed, rest.size);
         if (size == 0 || size > PickleLimits::most_bytes)
             return add_unread(name, "cannot be read: its size is unknown");
         examine_record({inflated_source(name, source, {rest.offset, packed}, size), {0, size}}, name, depth);
     }
 
+    /// Examines what follows each header, whatever else the header says: links and headers of pax give members other
+    /// names and sizes.
     void examine_tar(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
                      unsigned depth) {
         if (part.offset != 0 || part.size != source->size()) return add_unread(record, "is in a tar inside a file");
-        try {
-            for (const auto& [name, place] : tar_members(*source)) examine(source, place, name, depth + 1);
-        } catch (const Error& error) {
-            if (remedy(error.code()) != Remedy::reject_data) throw;
-            add_unread(record, "cannot be read: " + error.message());
+        bool of_torch = false;
+        for (const TarPlace& place : tar_places(*source, most_searched)) {
+            if (place.type == 'S') add_unread(place.name, "is a file with holes in a tar");
+            of_torch = of_torch || place.name == "storages" || place.name == "tensors" || place.name == "pickle";
+            if (has_signature(bytes_at(*source, place.data, 8)) && !begins_pickle(bytes_at(*source, place.data, 2)))
+                examine(source, place.data, place.name, depth + 1);
+            else examine_stream(source, {place.data.offset, source->size() - place.data.offset}, place.name, depth + 1);
         }
+        if (of_torch) examine_tar_of_torch(source, record);
+    }
+    /// Examines the pickles between the storages and tensors of a file of torch 0.1.
+    void examine_tar_of_torch(const std::shared_ptr<const Source>& source, const std::string& record) {
+        NamedGlobals globals(false);
+        CollectFaults faults;
+        reporting(faults, [&] { static_cast<void>(read_tar(source, faults, &globals)); });
+        for (const Finding& finding : globals.findings().listed) findings_.add(finding);
+        if (!faults.faults().empty()) add_unread(record, "is in a tar that cannot be read to its end");
     }
 
     /// Examines an array in a file of NumPy. Its elements are a pickle if they are objects.

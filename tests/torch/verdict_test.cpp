@@ -12,6 +12,7 @@
 #include "soak.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -651,6 +652,86 @@ TEST_CASE("pickles are found in every record of a zip, also without its director
     CHECK(examined(renamed).verdict == code);
     CHECK(examined("#!/bin/sh\n" + forge::archive(evil_call)).verdict == code);
     CHECK(opened(forge::archive("}" + "0"s + evil_call)).verdict == code);
+}
+
+TEST_CASE("a file of several formats is judged in each") {
+    const std::string old = "cposix\nsystem\n(S'id'\ntR0}.";
+    const std::string harmless = forge::archive("}");
+    const auto v7 = [](const std::vector<std::pair<std::string, std::string>>& members, const char* sum_format) {
+        std::string tar;
+        for (const auto& [name, data] : members) {
+            std::string head(512, '\0');
+            const auto put = [&](std::size_t at, const std::string& field) { head.replace(at, field.size(), field); };
+            put(0, name);
+            char octal[24];
+            static_cast<void>(std::snprintf(octal, sizeof octal, "%011o", static_cast<unsigned>(data.size())));
+            put(124, octal);
+            head[156] = '0';
+            put(148, "        ");
+            unsigned sum = 0;
+            for (const char c : head) sum += static_cast<unsigned char>(c);
+            static_cast<void>(std::snprintf(octal, sizeof octal, sum_format, sum));
+            put(148, octal);
+            tar += head + data + std::string((512 - data.size() % 512) % 512, '\0');
+        }
+        return tar + std::string(1024, '\0');
+    };
+    const std::string empty = forge::pickle("}");
+    const std::string payload = forge::pickle(evil_call);
+    const auto tar = [&](const std::string& bytes, const char* sum_format = "%06o") {
+        return v7({{"storages", bytes}, {"tensors", empty}, {"pickle", empty}}, sum_format);
+    };
+    const std::string mixed[] = {old + harmless,
+                                 tar(payload),
+                                 tar(old),
+                                 tar(payload, "0o%o"),
+                                 tar(payload) + harmless,
+                                 v7({{"x", empty}, {"tensors", old}}, "%06o"),
+                                 v7({{"\x80\2U\x80", payload}}, "%06o")};
+    for (const std::string& bytes : mixed) {
+        CAPTURE(&bytes - mixed);
+        CAPTURE(text_of(examined(bytes)));
+        CHECK(examined(bytes).verdict == code);
+        CHECK(opened(bytes).verdict == code);
+        CHECK(opened(forge::pickle(forge::load_from_bytes(bytes) + "0}")).verdict == code);
+    }
+    for (const std::string& bytes : {old + harmless, tar(payload) + harmless, "text" + harmless}) {
+        torch::NamedGlobals strict(true);
+        ThrowFirst faults;
+        CHECK_FAULT(fixtures::read(bytes, faults, &strict), Errc::unknown_global);
+    }
+    CHECK(examined("text" + harmless).verdict == fine);
+    CHECK(examined(v7({{"README", "command: a text\nof two lines"}}, "%06o")).verdict == fine);
+    // Zips that follow each other, of which each has its readers.
+    CHECK(examined(forge::archive(evil_call) + harmless).verdict == code);
+    CHECK(examined(harmless + forge::archive(evil_call)).verdict == code);
+}
+
+TEST_CASE("records are found whatever the case of their names") {
+    const std::string old = "cposix\nsystem\n(S'id'\ntR0}.";
+    for (const auto& [first, second] : {std::pair{"a/DATA.PKL", "a/version"}, std::pair{"a/data.PKL", "a/data.pkl"},
+                                        std::pair{"a/data.pkl", "a/Data.Pkl"}}) {
+        CAPTURE(first);
+        forge::Zip zip;
+        zip.add(first, second == "a/Data.Pkl"s ? forge::pickle("}") : old);
+        zip.add(second, second == "a/Data.Pkl"s ? old : forge::pickle("}"));
+        CHECK(examined(zip.join()).verdict == code);
+        CHECK(opened(forge::pickle(forge::load_from_bytes(zip.join()) + "0}")).verdict == code);
+    }
+}
+
+TEST_CASE("an old pickle is judged up to its damage, and a text that begins like one stays unsaid") {
+    const std::string old = "cposix\nsystem\n(S'id'\ntR0";
+    for (const std::string& bytes :
+         {old + "c\xd0\xbe\nx\n\xff\xff", "N0I1\n0(lp0\n0" + old + "c\nx y\n\xff", old + "\xff"})
+        CHECK(examined(bytes).verdict == code);
+    for (const char* const bytes : {"correcthorse\nbatterystaple\n", "correcthorse\nbatterystaple\n.x",
+                                    "cposix\nsystem\n0correcthorse\nbatterystaple\n"}) {
+        CAPTURE(bytes);
+        const std::string text = text_of(examined(bytes));
+        CHECK((text.find("orrect") == text.npos || std::string_view(bytes).ends_with(".x")));
+        CHECK(examined(bytes).verdict >= unknown);
+    }
 }
 
 TEST_CASE("the code of TorchScript is judged by its operators") {
