@@ -9,6 +9,7 @@
 #include "state/findings.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -198,10 +199,21 @@ private:
                        [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
         return !names::ending_of_weights(name).empty() || names::ends_in(name, pickle_endings);
     }
+    static bool is_of_dcp(const std::string& name) {
+        return names::is_dcp_metadata(name) || names::is_kind(name, names::NameKind::dcp_rank_metadata) ||
+               names::is_kind(name, names::NameKind::dcp_items);
+    }
     void examine_files(ScannedCheckpoint& one) const {
+        std::map<fs::path, std::set<std::string>> with_items;  // by folder
         for (const fs::path& file : one.files) {
-            if (file.extension() == ".json" || (is_of_several(one) && !may_have_pickles(file.filename()))) continue;
+            const std::string name = file.filename();
+            if (file.extension() == ".json" || (is_of_several(one) && !may_have_pickles(name))) continue;
             try {
+                if (is_of_dcp(name)) {
+                    const auto [known, fresh] = with_items.try_emplace(file.parent_path());
+                    if (fresh) known->second = open::examine_items(file.parent_path(), open_, one.findings);
+                    if (known->second.contains(name)) continue;
+                }
                 state::add_findings(examine(file, open_), one.findings, file.filename().native() + ": ");
             } catch (const Error& error) {
                 if (error.code() == Errc::cancelled) throw;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -115,6 +116,8 @@ Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOpti
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
 /// Returns the findings about all pickles of a file or a folder, as safemap::examine() does.
 Findings examine(const std::filesystem::path& path, const OpenOptions& options);
+/// Adds the findings about the items of torch.distributed.checkpoint in a folder. Returns the files that have them.
+std::set<std::string> examine_items(const std::filesystem::path& folder, const OpenOptions& options, Findings& to);
 /// Returns the files of ranks in the folder of a model that are those of its optimizer. `files` are those of the model.
 FileNames optimizer_files(const Folder& folder, const FileNames& files);
 /// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.

@@ -48,7 +48,7 @@ private:
         if (pickle == nullptr) return nullptr;
         if (globals_ != nullptr) {
             globals_->examine_records(records_.zip(), *pickle);
-            if (const auto file = records_.with_second_format()) globals_->examine_second_format(file);
+            if (const auto all = records_.with_second_format()) globals_->examine_second_format(*all);
         }
         if (const std::uint64_t trailing = records_.zip().trailing(); trailing > 0)
             out_.notes.push_back(bytes_text(trailing) + " after the zip are ignored");

@@ -38,11 +38,14 @@ void require_exact(const ZipDirectory& zip, Extent part) {
 }  // namespace
 
 ArchiveRecords::ArchiveRecords(const std::shared_ptr<const Source>& source, FaultSink& faults)
-    : zip_(ZipDirectory::read(source, faults)), whole_(source), root_(root_of(zip_)) {}
+    : zip_(ZipDirectory::read(source, faults)), all_{source, {0, source->size()}}, root_(root_of(zip_)) {}
 
 ArchiveRecords::ArchiveRecords(const std::shared_ptr<const Source>& source, Extent part, const Source& reader,
                                FaultSink& faults)
-    : zip_(ZipDirectory::read(source, part, reader, faults)), reader_(&reader), root_(root_of(zip_)) {
+    : zip_(ZipDirectory::read(source, part, reader, faults)),
+      all_{source, part},
+      reader_(&reader),
+      root_(root_of(zip_)) {
     require_exact(zip_, part);
 }
 
@@ -92,11 +95,12 @@ Error ArchiveRecords::without_pickle() const {
     return error.with_hint("if it is a packed folder, unzip it and give the folder");
 }
 
-std::shared_ptr<const Source> ArchiveRecords::with_second_format() const {
+std::optional<RecordData> ArchiveRecords::with_second_format() const {
     constexpr std::string_view local_header = "PK\x03\x04";
-    std::string head(std::min<std::uint64_t>(local_header.size(), whole_ ? whole_->size() : 0), '\0');
-    if (whole_) whole_->read_at(0, std::as_writable_bytes(std::span(head.data(), head.size())));
-    return whole_ && head != local_header ? whole_ : nullptr;
+    std::string head(std::min<std::uint64_t>(local_header.size(), all_.extent.size), '\0');
+    const Source& reader = reader_ != nullptr ? *reader_ : *all_.source;
+    reader.read_at(all_.extent.offset, std::as_writable_bytes(std::span(head.data(), head.size())));
+    return head == local_header ? std::nullopt : std::optional(all_);
 }
 
 std::size_t ArchiveRecords::unchecked() const {

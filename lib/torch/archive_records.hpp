@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -39,8 +40,8 @@ public:
     /// Returns the record of the pickle. Returns null if the zip has none and the sink returns; the error names other
     /// kinds of zip. Reports zip_bad_record for records outside the root.
     const ZipRecord* pickle(FaultSink& faults) const;
-    /// Returns the file if it does not begin with a record: torch.load does not take it for a zip. Otherwise null.
-    std::shared_ptr<const Source> with_second_format() const;
+    /// Returns the file, or its part, if it does not begin with a record: torch.load does not take it for a zip.
+    std::optional<RecordData> with_second_format() const;
     /// Returns the number of records without a checksum.
     std::size_t unchecked() const;
 
@@ -69,8 +70,8 @@ private:
     Error without_pickle() const;
 
     ZipDirectory zip_;
-    std::shared_ptr<const Source> whole_ = nullptr;  ///< null for a part of a file
-    const Source* reader_ = nullptr;                 ///< if not null, has the bytes of stored records
+    RecordData all_;                  ///< the zip, and bytes around it
+    const Source* reader_ = nullptr;  ///< if not null, has the bytes of stored records
     std::string root_;
     mutable std::map<const ZipRecord*, RecordData> inflated_;
     std::set<const ZipRecord*> faulty_;

@@ -346,13 +346,13 @@ void NamedGlobals::examine_records(const ZipDirectory& zip, const ZipRecord& rea
         if (&record != &read) examine_record(zip.open(record), record.name, findings_);
 }
 
-void NamedGlobals::examine_second_format(const std::shared_ptr<const Source>& source) {
+void NamedGlobals::examine_second_format(const RecordData& zip) {
     if (strict_)
         throw Error(Errc::unknown_global,
                     "the file ends as a zip, but does not begin as one: torch.load reads it from its first byte, as a "
                     "tar or pickles that may call any function; expected a file of one format")
             .with_hint("without --strict-globals, the zip is read, and the verdict counts both");
-    torch::examine(source, {0, source->size()}, "the file as torch.load reads it", findings_);
+    torch::examine(zip.source, zip.extent, "the file as torch.load reads it", findings_);
     asks_for_code_ = asks_for_code_ || findings_.findings().verdict == Verdict::runs_code;
 }
 

@@ -61,7 +61,7 @@ public:
     void examine_records(const ZipDirectory& zip, const ZipRecord& read);
     /// Adds findings about a zip that begins with other bytes, which torch.load reads as a tar or as pickles. Throws
     /// unknown_global if strict.
-    void examine_second_format(const std::shared_ptr<const Source>& source);
+    void examine_second_format(const RecordData& zip);
     /// Notes that a file inside the pickle `record` could not be read: loading it may call anything.
     void add_unread(std::string_view record);
     /// Throws unknown_global if strict and a pickle names unknown globals. The error lists globals that run code first.

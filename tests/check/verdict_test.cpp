@@ -1,14 +1,18 @@
 // Tests the verdicts of files and folders, also of those that do not open.
 #include <safemap/checkpoint.hpp>
+#include <safemap/scan.hpp>
 #include <safemap/verify.hpp>
 
 #include "doctest_safemap.hpp"
+#include "forge/dcp.hpp"
 #include "forge/files.hpp"
 #include "forge/pickle.hpp"
 #include "forge/zip.hpp"
 #include "temp_dir.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -81,6 +85,35 @@ TEST_CASE("the files of a folder are examined, and texts among them are not") {
     CHECK(names_in(examine(folder.path())) == "posix.system in inner/state the pickle in inner/state");
     folder.write("weights.bin", "no pickle");
     CHECK(names_in(examine(folder.path())).find("the file in weights.bin") != std::string::npos);
+}
+
+TEST_CASE("the items of torch.distributed.checkpoint are judged, also if the folder does not open") {
+    const std::string old = "cposix\nsystem\n(S'id'\ntR0}.";
+    const std::pair<const char*, std::string> items[] = {
+        {"an object", forge::archive(evil)},
+        {"a pickle", forge::pickle(evil)},
+        {"an old pickle", old},
+        {"an old pickle before a zip", old + forge::archive("}")},
+    };
+    for (const auto& [about, item] : items) {
+        CAPTURE(about);
+        dcp_forge::Save save;
+        save.add_object("first", "}");
+        dcp_forge::Entry entry{.name = "evil", .path = std::nullopt, .item = save.put("__0_0.distcp", item)};
+        save.metadata.entries.push_back(std::move(entry));
+        save.add_object("last", "}");
+        const TempDir folder;
+        for (const auto& [name, bytes] : save.all()) folder.write(name, bytes);
+        CHECK(verify(folder.path()).verdict() == Verdict::runs_code);
+        CHECK(examine(folder.path()).verdict == Verdict::runs_code);
+        CHECK(examine(folder / "__0_0.distcp").verdict == Verdict::runs_code);
+        Verdict scanned = Verdict::ok;
+        const std::filesystem::path paths[] = {folder.path()};
+        scan(paths, {}, [&](const ScannedCheckpoint& one) { scanned = std::max(scanned, one.findings.verdict); });
+        CHECK(scanned == Verdict::runs_code);
+        std::filesystem::remove(folder / ".metadata");
+        CHECK(examine(folder / "__0_0.distcp").verdict >= Verdict::unknown);
+    }
 }
 
 }  // namespace check_verdict_test
