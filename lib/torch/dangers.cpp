@@ -99,7 +99,8 @@ constexpr Family families[] = {
         numpy.lib.format.* numpy.core.memmap.* numpy._core.memmap.* numpy.core.multiarray.fromfile
         numpy._core.multiarray.fromfile numpy.ndarray.tofile numpy.ndarray.dump torch.save torch.from_file
         torch.UntypedStorage.* torch.TypedStorage.* torch.storage.UntypedStorage.* torch.storage.TypedStorage.*
-        torch.FloatStorage.* torch._C._VariableFunctions.from_file torch.serialization.save pandas.io.*
+        torch.FloatStorage.* torch._C._VariableFunctions.from_file
+        torch._C._VariableFunctionsClass.from_file torch.serialization.save pandas.io.*
         PIL.Image.open cv2.imread cv2.imwrite imageio.* skimage.io.* scipy.io.* torchvision.io.* torchaudio.load
         torchaudio.save soundfile.* librosa.* tensorflow.io.* tensorflow.python.ops.io_ops.*
         tensorflow.python.ops.gen_io_ops.* tensorflow.raw_ops.* tensorflow.python.lib.io.* safetensors.*

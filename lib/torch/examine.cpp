@@ -102,6 +102,16 @@ public:
         }
     }
 
+    /// Examines the records of a zip, but for one that is read otherwise.
+    void examine_records(const ZipDirectory& zip, const ZipRecord* read, unsigned depth) {
+        const auto& all = zip.records();
+        script_ = script_ || std::any_of(all.begin(), all.end(), [](const ZipRecord& each) {
+                      return in_lower_case(each.name).ends_with("/constants.pkl");
+                  });
+        for (const ZipRecord& each : all)
+            if (&each != read) examine_record(zip.open(each), std::string(each.name), depth);
+    }
+
     void examine_record(const RecordData& data, const std::string& name, unsigned depth) {
         // torch finds records whatever the case of their names.
         const std::string lower = in_lower_case(name);
@@ -248,11 +258,7 @@ private:
         CollectFaults faults;
         try {
             const ZipDirectory zip = ZipDirectory::read(source, part, *source, faults);
-            const auto& all = zip.records();
-            script_ = script_ || std::any_of(all.begin(), all.end(), [](const ZipRecord& each) {
-                          return in_lower_case(each.name).ends_with("/constants.pkl");
-                      });
-            for (const ZipRecord& each : all) examine_record(zip.open(each), std::string(each.name), depth);
+            examine_records(zip, nullptr, depth);
             if (faults.faults().empty() && zip.preceding() == 0 && zip.trailing() == 0) return;
             if (faults.faults().empty()) return static_cast<void>(examine_local_headers(source, part, depth));
         } catch (const Error& error) {
@@ -364,8 +370,9 @@ Looked examine(const std::shared_ptr<const Source>& source, Extent part, const s
     return Examiner(findings).examine(source, part, record, 0);
 }
 
-void examine_record(const RecordData& data, std::string_view name, state::FindingList& findings) {
-    Examiner(findings).examine_record(data, std::string(name), 0);
+void examine_records(const ZipDirectory& zip, const ZipRecord& read, state::FindingList& findings) {
+    Examiner examiner(findings);
+    examiner.examine_records(zip, &read, 0);
 }
 
 void examine_inside(const PickleGraph& pickle, std::string_view record, state::FindingList& findings) {

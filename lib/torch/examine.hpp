@@ -29,8 +29,9 @@ enum class Looked : std::uint8_t {
 Looked examine(const std::shared_ptr<const Source>& source, Extent part, const std::string& record,
                state::FindingList& findings);
 
-/// Adds findings about a record of a zip, unless its name or its first bytes show that it holds no pickle.
-void examine_record(const RecordData& data, std::string_view name, state::FindingList& findings);
+/// Adds findings about the records of a zip other than `read`, but for those whose names or first bytes show that they
+/// hold no pickle.
+void examine_records(const ZipDirectory& zip, const ZipRecord& read, state::FindingList& findings);
 
 /// Adds findings about pickles in the texts and bytes of a pickle.
 void examine_inside(const PickleGraph& pickle, std::string_view record, state::FindingList& findings);

@@ -10,6 +10,8 @@
 #include "pickle/words.hpp"
 #include "torch/globals.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -47,7 +49,11 @@ constexpr std::string_view any_use = R"(
     numpy.random._pickle.__generator_ctor numpy.random._pickle.__randomstate_ctor numpy.random.mtrand.RandomState
     numpy.random._generator.Generator numpy.random._mt19937.MT19937 numpy.random._pcg64.PCG64
     numpy.random._pcg64.PCG64DXSM numpy.random._philox.Philox numpy.random._sfc64.SFC64
-    numpy.random.bit_generator.SeedSequence numpy.poly1d numpy.lib.polynomial.poly1d
+    numpy.random.bit_generator.SeedSequence numpy.random.bit_generator.__pyx_unpickle_SeedSequence
+    numpy.ma.MaskedArray numpy.linalg.LinAlgError time.struct_time zoneinfo.ZoneInfo zoneinfo.ZoneInfo._unpickle
+    ipaddress.IPv4Address ipaddress.IPv6Address ipaddress.IPv4Network ipaddress.IPv6Network ipaddress.IPv4Interface
+    ipaddress.IPv6Interface torch.OutOfMemoryError torch.utils.data._utils.collate.default_convert
+    numpy.poly1d numpy.lib.polynomial.poly1d
     scipy.sparse._csr.csr_matrix scipy.sparse.csr.csr_matrix scipy.sparse._csc.csc_matrix scipy.sparse.csc.csc_matrix
     scipy.sparse._coo.coo_matrix scipy.sparse.coo.coo_matrix
     torch.torch_version.TorchVersion torch.nn.backends.thnn._get_thnn_function_backend packaging.version.Version
@@ -77,6 +83,28 @@ constexpr std::string_view any_use = R"(
     torch.nn.functional.linear torch.nn.functional.embedding torch.nn.functional.conv1d torch.nn.functional.conv2d
     torch.nn.functional.interpolate torch.nn.functional.pad torch.nn.functional.max_pool2d
     torch.nn.functional.avg_pool2d torch.nn.functional.scaled_dot_product_attention
+    torch.nn.functional.adaptive_avg_pool1d torch.nn.functional.adaptive_avg_pool2d
+    torch.nn.functional.adaptive_avg_pool3d torch.nn.functional.adaptive_max_pool1d
+    torch.nn.functional.adaptive_max_pool2d torch.nn.functional.adaptive_max_pool3d torch.nn.functional.affine_grid
+    torch.nn.functional.alpha_dropout torch.nn.functional.avg_pool1d torch.nn.functional.avg_pool3d
+    torch.nn.functional.batch_norm torch.nn.functional.bilinear torch.nn.functional.celu_ torch.nn.functional.conv3d
+    torch.nn.functional.conv_transpose1d torch.nn.functional.conv_transpose2d torch.nn.functional.conv_transpose3d
+    torch.nn.functional.cosine_embedding_loss torch.nn.functional.cosine_similarity torch.nn.functional.ctc_loss
+    torch.nn.functional.dropout1d torch.nn.functional.dropout2d torch.nn.functional.dropout3d torch.nn.functional.elu_
+    torch.nn.functional.embedding_bag torch.nn.functional.feature_alpha_dropout torch.nn.functional.fold
+    torch.nn.functional.gaussian_nll_loss torch.nn.functional.grid_sample torch.nn.functional.group_norm
+    torch.nn.functional.gumbel_softmax torch.nn.functional.hardshrink torch.nn.functional.hardtanh_
+    torch.nn.functional.hinge_embedding_loss torch.nn.functional.huber_loss torch.nn.functional.instance_norm
+    torch.nn.functional.leaky_relu_ torch.nn.functional.local_response_norm torch.nn.functional.lp_pool1d
+    torch.nn.functional.lp_pool2d torch.nn.functional.margin_ranking_loss torch.nn.functional.max_pool1d
+    torch.nn.functional.max_pool3d torch.nn.functional.max_unpool1d torch.nn.functional.max_unpool2d
+    torch.nn.functional.max_unpool3d torch.nn.functional.multi_margin_loss torch.nn.functional.multilabel_margin_loss
+    torch.nn.functional.multilabel_soft_margin_loss torch.nn.functional.one_hot torch.nn.functional.pairwise_distance
+    torch.nn.functional.pdist torch.nn.functional.pixel_shuffle torch.nn.functional.pixel_unshuffle
+    torch.nn.functional.poisson_nll_loss torch.nn.functional.rms_norm torch.nn.functional.rrelu_
+    torch.nn.functional.selu_ torch.nn.functional.soft_margin_loss torch.nn.functional.softmin
+    torch.nn.functional.softshrink torch.nn.functional.tanhshrink torch.nn.functional.threshold
+    torch.nn.functional.threshold_ torch.nn.functional.triplet_margin_loss torch.nn.functional.unfold
     torch._C._nn.gelu torch._C._nn.silu torch._C._nn.leaky_relu torch._C._nn.hardtanh torch._C._nn.hardswish
     torch._C._nn.hardsigmoid torch._C._nn.softplus torch._C._nn.elu torch._C._nn.mish torch._C._nn.relu6
     torch._C._nn.log_sigmoid torch._C._nn.mse_loss torch._C._nn.linear
@@ -134,7 +162,8 @@ constexpr std::string_view any_use = R"(
 
 /// Functions of NumPy, which call methods of their arguments.
 constexpr std::string_view value_use = R"(
-    numpy.mean numpy.sum numpy.sqrt numpy.exp numpy.log numpy.abs numpy.absolute numpy.log1p numpy.expm1 numpy.max
+    torch._C._VariableFunctionsClass torch._C.TensorBase numpy.mean numpy.sum numpy.sqrt numpy.exp numpy.log numpy.abs
+    numpy.absolute numpy.log1p numpy.expm1 numpy.max
     numpy.min numpy.median numpy.std numpy.var)";
 
 /// Packages whose classes are harmless if their constructors get no arguments of the file. The name of a class begins
@@ -183,8 +212,16 @@ constexpr std::string_view single_classes = R"(
     axolotl.core.trainer_builder.AxolotlTrainingArguments
     FlagEmbedding.baai_general_embedding.finetune.arguments.RetrieverTrainingArguments)";
 
-/// Classes of these packages that would do more than to keep the attributes that they get.
+/// Modules and classes in these packages that do more than to keep the attributes that they get: their __setstate__ or
+/// __del__ opens files, or calls what the attributes hold.
 constexpr std::string_view left_out = R"(
+    torch.utils.data.dataloader._MultiProcessingDataLoaderIter torch.utils.data.dataloader._BaseDataLoaderIter
+    torch.utils.data.dataloader._SingleProcessDataLoaderIter torch.ao.pruning torch._subclasses.fake_tensor
+    deepspeed.comm deepspeed.io deepspeed.runtime.swap_tensor deepspeed.runtime.checkpoint_engine
+    deepspeed.runtime.data_pipeline.data_sampling deepspeed.runtime.engine deepspeed.runtime.pipe.engine
+    deepspeed.runtime.hybrid_engine megatron.data megatron.core.datasets fairseq.data.indexed_dataset
+    fairseq.data.huffman olmo.data olmo_core.data monai.data torch_geometric.data.database
+    torch_geometric.data.on_disk_dataset
     deepspeed.ops deepspeed.launcher torch.utils.data.datapipes transformers.agents transformers.tools
     transformers.pipelines transformers.dynamic_module_utils transformers.commands transformers.onnx
     accelerate.commands lightning.app pytorch_lightning.cli lightning.pytorch.cli sklearn.externals fastai.torch_imports
@@ -232,7 +269,43 @@ bool is_layer(const PickleGraph::Global& global) {
     return global.module.starts_with("torch.nn.modules.") || global.module == "torch.nn.modules";
 }
 
+/// Returns true for a tokenizer that opens the file which its state names.
+bool loads_vocabulary(const PickleGraph::Global& global) {
+    const std::string_view file = global.module.substr(global.module.rfind('.') + 1);
+    return file.starts_with("tokenization_") && !file.starts_with("tokenization_utils") &&
+           !global.name.ends_with("Fast");
+}
+
+/// Judges functions of torch and types of their results by where they are, and names that are nested and listed.
+std::optional<Judgement> tensor_operation(const PickleGraph::Global& global) {
+    constexpr std::string_view of_functions = "_VariableFunctionsClass.";
+    constexpr std::string_view of_tensors = "TensorBase.";
+    static const WordSet listed = words_of(any_use);
+    const auto is_function = [](std::string_view name) {
+        return !name.empty() && name[0] >= 'a' && name[0] <= 'z' && name.find('.') == name.npos;
+    };
+    const Judgement any{Verdict::needs_classes, is_harmless};
+    if (global.name.find('.') != global.name.npos && listed.contains(dotted(global))) return any;
+    if ((global.module == "torch._C._nn" || global.module == "torch.return_types") && is_function(global.name) &&
+        global.name != "pytree_register_structseq" && global.name != "inspect" && global.name != "torch")
+        return any;
+    const bool functions = global.name.starts_with(of_functions);
+    if (global.module != "torch._C" || (!functions && !global.name.starts_with(of_tensors))) return std::nullopt;
+    const std::string_view name = global.name.substr((functions ? of_functions : of_tensors).size());
+    if (listed.contains("torch." + std::string(name))) return any;
+    if (!functions || !is_function(name)) return std::nullopt;
+    return Judgement{Verdict::needs_classes, is_harmless, Use::value};
+}
+
 }  // namespace
+
+bool names_enumeration(std::string_view name) {
+    constexpr std::string_view endings[] = {"Enum",   "Type",   "Strategy", "Mode",     "Names",   "Option",
+                                            "Policy", "Status", "Backend",  "Method",   "Kind",    "Precision",
+                                            "State",  "Format", "Level",    "Behavior", "ENCODING"};
+    return std::any_of(std::begin(endings), std::end(endings),
+                       [name](std::string_view ending) { return name.ends_with(ending); });
+}
 
 bool is_project_class(const PickleGraph::Global& global) {
     static const WordSet python = words_of(python_modules);
@@ -261,6 +334,7 @@ std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
     static const WordSet listed = words_of(packages);
     static const WordSet unsafe = words_of(unsafe_constructors);
     static const WordSet excluded = words_of(left_out);
+    if (const auto operation = tensor_operation(global)) return operation;
     const std::size_t dot = global.name.find('.');
     const std::string_view outer = global.name.substr(0, dot);
     std::string whole = dotted({global.module, outer});
@@ -268,16 +342,18 @@ std::optional<Judgement> harmless_class(const PickleGraph::Global& global) {
     // In torch, classes that others derive from have names such as _BatchNorm. Elsewhere, such a class may import.
     const bool underscore = outer.starts_with('_') && global.module.starts_with("torch.");
     const bool by_package = begins_with_capital(outer.substr(underscore ? 1 : 0)) && is_below(global.module, listed) &&
-                            !is_below(global.module, excluded);
+                            !is_below(whole, excluded) && !loads_vocabulary({global.module, outer});
     if (!by_name && !by_package) return std::nullopt;
     if (dot == global.name.npos)
         return Judgement{Verdict::needs_classes, is_harmless,
                          is_layer(global)                              ? Use::any
                          : !by_name && is_below(global.module, unsafe) ? Use::made
                                                                        : Use::empty};
-    // A nested class, or a member of an enumeration. A method of the class may be anything, if it is called.
+    // A nested class, or a member of an enumeration. A method may be anything, and an object may call it.
     const std::string_view inner = global.name.substr(global.name.rfind('.') + 1);
-    return Judgement{Verdict::needs_classes, is_harmless, begins_with_capital(inner) ? Use::empty : Use::value};
+    if (begins_with_capital(inner)) return Judgement{Verdict::needs_classes, is_harmless, Use::empty};
+    if (by_name && names_enumeration(outer)) return Judgement{Verdict::needs_classes, is_harmless, Use::value};
+    return std::nullopt;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -16,4 +16,7 @@ std::optional<Judgement> harmless_class(const PickleGraph::Global& global);
 /// knows: a class of the project that wrote the file.
 bool is_project_class(const PickleGraph::Global& global);
 
+/// Returns true if a class is an enumeration, as far as its name tells.
+bool names_enumeration(std::string_view name);
+
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -48,7 +48,8 @@ struct Caller {
 constexpr Caller callers[] = {
     {Caller::Argument::made, 0, R"(copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor
         numpy._core.multiarray._reconstruct torch._utils._rebuild_wrapper_subclass numpy.ma.core._mareconstruct
-        pandas.core.indexes.base._new_Index numpy.random._pickle.__bit_generator_ctor)"},
+        pandas.core.indexes.base._new_Index numpy.random._pickle.__bit_generator_ctor
+        numpy.random.bit_generator.__pyx_unpickle_SeedSequence)"},
     {Caller::Argument::made, 1, "torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2"},
     {Caller::Argument::called, 0, R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2
         functools.partial collections.defaultdict)"},
@@ -321,20 +322,13 @@ private:
         const bool is_member = kind == Kind::integer || (kind == Kind::text && is_word(pickle_.text(given[0])));
         if (is_member && is_project_class(pickle_.global(callee))) return empty;
         const bool plain = kind == Kind::integer || kind == Kind::text || kind == Kind::none || kind == Kind::boolean;
-        return plain && is_enumeration(pickle_.global(callee).name) ? empty : with_arguments;
+        return plain && names_enumeration(pickle_.global(callee).name) ? empty : with_arguments;
     }
     static bool is_word(std::string_view text) {
         constexpr std::size_t longest = 32;
         return text.size() <= longest && std::all_of(text.begin(), text.end(), [](char c) {
                    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
                });
-    }
-    static bool is_enumeration(std::string_view name) {
-        constexpr std::string_view endings[] = {"Enum",   "Type",   "Strategy", "Mode",     "Names",   "Option",
-                                                "Policy", "Status", "Backend",  "Method",   "Kind",    "Precision",
-                                                "State",  "Format", "Level",    "Behavior", "ENCODING"};
-        return std::any_of(std::begin(endings), std::end(endings),
-                           [name](std::string_view ending) { return name.ends_with(ending); });
     }
 
     /// Marks the arguments that a function calls. The function may call another one that does so.
@@ -364,12 +358,19 @@ private:
             const bool own = caller.as == Argument::base && is_data_(pickle_.global(named));
             const bool is_factory = is_global(pickle_, function, "collections.defaultdict");
             if (is_global(pickle_, named, "builtins.object") || own) return;
-            use(named, caller.as == Argument::made || is_factory ? empty : with_arguments);
+            const bool is_kept = is_factory || is_partial_of_optimizer(function, named);
+            use(named, caller.as == Argument::made || is_kept ? empty : with_arguments);
         } else if (kind == Kind::call || kind == Kind::persistent) {
             const bool partial = is_call_of(pickle_, named, "functools.partial");
             const bool factory = is_global(pickle_, function, "collections.defaultdict");
             if (!(partial && factory)) add_finding(named, result_called);
         }
+    }
+    /// Returns true for a partial of an optimizer or a scheduler, which a program calls after it has loaded the file.
+    bool is_partial_of_optimizer(Id function, Id named) const {
+        const std::string_view module = pickle_.global(named).module;
+        return is_global(pickle_, function, "functools.partial") &&
+               (module == "torch.optim" || module.starts_with("torch.optim."));
     }
     /// Returns bits: which rows of callers a function is in, and `asked`. Its name is compared once, not for each call.
     std::uint8_t roles(Id function) {
@@ -392,15 +393,33 @@ private:
             const auto is_own_state = [&](Id state) {
                 const auto parts = pickle_.nodes_in(state);
                 if (pickle_.kind(state) != Kind::tuple || parts.size() != 4 || !is_named(parts[0])) return false;
-                use(class_of(pickle_, parts[0]), with_arguments);
+                const Id named = class_of(pickle_, parts[0]);
+                use(named, is_partial_of_optimizer(function, named) ? empty : with_arguments);
                 return true;
             };
             return is_named(given[0]) && std::all_of(call.states.begin(), call.states.end(), is_own_state);
         }
+        if (is_global(pickle_, function, "builtins.getattr")) return is_hook_of_lazy_layer(given);
         if (is_global(pickle_, function, "_operator.getitem") || is_global(pickle_, function, "operator.getitem"))
             return pickle_.kind(given[0]) == Kind::global && pickle_.global(given[0]).module == "typing";
         return is_global(pickle_, function, "builtins.type") && given.size() == 1 &&
                pickle_.kind(given[0]) == Kind::none;
+    }
+
+    /// Returns true for the methods that a layer of torch.nn without a shape keeps as hooks of its own.
+    bool is_hook_of_lazy_layer(std::span<const Id> given) {
+        if (given.size() != 2 || pickle_.kind(given[0]) != Kind::call || pickle_.kind(given[1]) != Kind::text)
+            return false;
+        const std::string_view name = pickle_.text(given[1]);
+        if (name != "_lazy_load_hook" && name != "_infer_parameters") return false;
+        const PickleGraph::Call call = pickle_.call(given[0]);
+        Id made = class_of(pickle_, call.callee);
+        const auto arguments = pickle_.items(call.arguments);
+        if (pickle_.kind(made) == Kind::global && (roles(made) & 1U) != 0 && !arguments.empty())
+            made = class_of(pickle_, arguments[0]);
+        if (pickle_.kind(made) != Kind::global) return false;
+        const PickleGraph::Global layer = pickle_.global(made);
+        return layer.module.starts_with("torch.nn.modules.") && layer.name.starts_with("Lazy");
     }
 
     // Judgements.
@@ -426,7 +445,8 @@ private:
     }
     static constexpr std::string_view of_project =
         "is a class of the project that wrote the file, and gets its attributes as Python pickles them";
-    static constexpr std::string_view excused_why = "names a type, or a function with some of its arguments";
+    static constexpr std::string_view excused_why =
+        "names a type, a hook of a layer, or a function with some of its arguments";
 
     /// Adds a finding about a value; its name is that of the first global on the way to what the value is a result of.
     void add_finding(Id of, std::string_view why) {

@@ -226,7 +226,9 @@ bool is_known(const Global& global) {
 }
 
 bool is_known_in_script(const Global& global) {
-    return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
+    const bool is_function = global.name.find('.') == global.name.npos && !is_dunder(global.name);
+    return before_dot(global.module) == "__torch__" || (global.module == "torch.jit._pickle" && is_function) ||
+           is_known(global);
 }
 
 bool runs_code(const Global& global) { return !is_known(global) && judge(global).severity == Verdict::runs_code; }
@@ -342,8 +344,7 @@ void NamedGlobals::examine(const std::shared_ptr<const Source>& source, Extent p
 }
 
 void NamedGlobals::examine_records(const ZipDirectory& zip, const ZipRecord& read) {
-    for (const ZipRecord& record : zip.records())
-        if (&record != &read) examine_record(zip.open(record), record.name, findings_);
+    torch::examine_records(zip, read, findings_);
 }
 
 void NamedGlobals::examine_second_format(const RecordData& zip) {

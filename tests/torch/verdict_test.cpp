@@ -311,6 +311,35 @@ TEST_CASE("the verdict of a pickle counts how it uses what it names") {
          call("numpy.core.multiarray", "_reconstruct", {global("numpy", "ndarray"), tuple({"K\x00"s}), "C\001b"}),
          fine},
         {"a module with a function", with_state(linear, dict({text("act"), global("torch._C._nn", "gelu")})), classes},
+        {"a function of torch as Python names it",
+         call("builtins", "getattr", {global("torch._C", "_VariableFunctionsClass"), text("relu")}), classes},
+        {"a function of torch", tuple({global("torch._C", "_VariableFunctionsClass.cosine_similarity")}), classes},
+        {"a method of tensors", tuple({global("torch._C", "TensorBase.add")}), classes},
+        {"an activation that attends", tuple({global("torch._C._nn", "scaled_dot_product_attention")}), classes},
+        {"a result of torch.max", call("torch.return_types", "max", {tuple({"N", "N"}), "}"}), classes},
+        {"a loss", partial(global("torch.nn.functional", "huber_loss")), classes},
+        {"a partial of an optimizer", partial(global("torch.optim.sgd", "SGD"), dict({text("lr"), "K\1"})), classes},
+        {"a partial of a scheduler",
+         partial(global("torch.optim.lr_scheduler", "StepLR"), dict({text("step_size"), "K\1"})), classes},
+        {"the seed of a generator",
+         call("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence",
+              {global("numpy.random.bit_generator", "SeedSequence"), "K\1", "N"}),
+         classes},
+        {"a masked array",
+         call("numpy.ma.core", "_mareconstruct",
+              {global("numpy.ma", "MaskedArray"), global("numpy", "ndarray"), tuple({"K\0"s}), text("b")}),
+         classes},
+        {"an error of torch", call("torch", "OutOfMemoryError", {text("x")}), classes},
+        {"a time", call("time", "struct_time", {tuple({"K\1"}), "}"}), classes},
+        {"a time zone",
+         call("builtins", "getattr", {global("zoneinfo", "ZoneInfo"), text("_unpickle")}) +
+             tuple({text("Europe/Paris"), "\x88"}) + "R",
+         classes},
+        {"an address", call("ipaddress", "IPv4Address", {"K\1"}), classes},
+        {"a layer without a shape",
+         newobj("torch.nn.modules.linear", "LazyLinear") + "q\x07" +
+             dict({text("_load_hook"), call("builtins", "getattr", {"h\x07", text("_lazy_load_hook")})}) + "b",
+         classes},
         {"a private attribute", with_state(space, dict({text("__orig_class__"), global("typing", "Any")})), classes},
         // Classes of a project.
         {"a class of a project", with_state(newobj("my", "Thing"), dict({text("a"), "N"})), classes},
@@ -357,6 +386,22 @@ TEST_CASE("the verdict of a pickle counts how it uses what it names") {
               {global("transformers.configuration_utils", "PretrainedConfig"), text("from_pretrained")}) +
              tuple({text("x")}) + "R",
          unknown},
+        {"a method that is handed on",
+         with_state(newobj("argparse", "Namespace"),
+                    dict({text("f"), global("deepspeed.runtime.utils", "CheckOverflow.check")})),
+         unknown},
+        {"a method of a backend", tuple({global("deepspeed.comm.ccl", "CCLBackend.run_collective")}), unknown},
+        {"an iterator that joins its workers",
+         with_state(newobj("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"), dict({})), unknown},
+        {"a data set that opens its state",
+         with_state(newobj("deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset", "MMapIndexedDataset"),
+                    text("/etc/passwd")),
+         unknown},
+        {"a tokenizer that opens a file", newobj("transformers.models.llama.tokenization_llama", "LlamaTokenizer"),
+         unknown},
+        {"a file as a tensor", tuple({global("torch._C", "_VariableFunctionsClass.from_file")}), code},
+        {"a method of any object",
+         call("builtins", "getattr", {newobj("torch.nn.modules.linear", "Linear"), text("forward")}), code},
         {"a function of a module of classes", call("transformers.trainer_utils", "set_seed", {forge::integer(1)}),
          unknown},
         {"a list of an object that calls what it holds",
@@ -744,6 +789,14 @@ TEST_CASE("the code of TorchScript is judged by its operators") {
     };
     for (const auto& judge : {opened, examined}) {
         CHECK(judge(script("def forward(self, x): return torch.relu(x)")).verdict == classes);
+        forge::Zip traced;
+        traced.add("a/data.pkl", forge::pickle(newobj("__torch__", "Net") + "}b"));
+        traced.add("a/constants.pkl", forge::pickle(")"));
+        traced.add("a/traced_inputs.pkl",
+                   forge::pickle(call("torch.jit._pickle", "restore_type_tag", {list({"N"}), text("List[int]")})));
+        CHECK(judge(traced.join()).verdict <= classes);
+        traced.add("a/more.pkl", forge::pickle(tuple({global("torch.jit._pickle", "__builtins__")})));
+        CHECK(judge(traced.join()).verdict == code);
         CHECK(judge(script("def __setstate__(self, x): torch.save(x, \"/tmp/x\")")).verdict == code);
     }
 }
