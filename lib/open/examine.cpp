@@ -103,7 +103,9 @@ private:
         const auto examine = [&](const distributed::DcpItem& item) {
             watch.check_stop();
             if (item.file >= files.size() || !files[item.file]) return;
-            examine_item(files[item.file], item, prefix + metadata.files[item.file]);
+            // A file that is not the one of the metadata has other items.
+            if (!item.extent().inside(files[item.file]->size())) examined.erase(metadata.files[item.file]);
+            else examine_item(files[item.file], item, prefix + metadata.files[item.file]);
         };
         for (const distributed::DcpItem& item : metadata.items) examine(item);
         for (const distributed::DcpReplica& replica : metadata.replicas) examine(replica.other);
@@ -113,7 +115,6 @@ private:
         constexpr std::uint64_t least = 64 << 20;
         constexpr std::uint64_t most_ratio = 1032;
         try {
-            if (!item.extent().inside(file->size())) return add_unread(record, "ends before an item does");
             if (item.transform == 0) return static_cast<void>(torch::examine(file, item.extent(), record, findings_));
             const std::uint64_t most = std::max(least, checked_mul(item.length, most_ratio).value_or(least));
             const std::uint64_t size = scan_zstd(record, *file, item.extent(), most).size;
@@ -155,8 +156,13 @@ void examine_path(const std::filesystem::path& path, const OpenOptions& options,
 
 std::set<std::string> examine_items(const std::filesystem::path& folder, const OpenOptions& options, Findings& to) {
     state::FindingList findings;
-    std::set<std::string> examined =
-        FolderExaminer(options, findings).examine_items(*open_folder(folder, mapping_of(options.access)), {});
+    const auto opened = open_folder(folder, mapping_of(options.access));
+    FolderExaminer examiner(options, findings);
+    std::set<std::string> examined = examiner.examine_items(*opened, {});
+    for (const std::string& name : opened->list()) {
+        if (!names::is_kind(name, names::NameKind::dcp_items) || !examined.insert(name).second) continue;
+        if (const auto source = opened->open(name)) examiner.examine_one(source, name, true);
+    }
     state::add_findings(findings.findings(), to);
     return examined;
 }

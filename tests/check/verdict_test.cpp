@@ -107,10 +107,16 @@ TEST_CASE("the items of torch.distributed.checkpoint are judged, also if the fol
         CHECK(verify(folder.path()).verdict() == Verdict::runs_code);
         CHECK(examine(folder.path()).verdict == Verdict::runs_code);
         CHECK(examine(folder / "__0_0.distcp").verdict == Verdict::runs_code);
-        Verdict scanned = Verdict::ok;
-        const std::filesystem::path paths[] = {folder.path()};
-        scan(paths, {}, [&](const ScannedCheckpoint& one) { scanned = std::max(scanned, one.findings.verdict); });
-        CHECK(scanned == Verdict::runs_code);
+        const auto scanned = [&] {
+            Verdict worst = Verdict::ok;
+            const std::filesystem::path paths[] = {folder.path()};
+            scan(paths, {}, [&](const ScannedCheckpoint& one) { worst = std::max(worst, one.findings.verdict); });
+            return worst;
+        };
+        CHECK(scanned() == Verdict::runs_code);
+        folder.write("__0_0.distcp", forge::archive(evil));  // not the file of the metadata
+        CHECK(examine(folder.path()).verdict == Verdict::runs_code);
+        CHECK(scanned() == Verdict::runs_code);
         std::filesystem::remove(folder / ".metadata");
         CHECK(examine(folder / "__0_0.distcp").verdict >= Verdict::unknown);
     }
