@@ -96,11 +96,11 @@ Error ArchiveRecords::without_pickle() const {
 }
 
 std::optional<RecordData> ArchiveRecords::with_second_format() const {
-    constexpr std::string_view local_header = "PK\x03\x04";
-    std::string head(std::min<std::uint64_t>(local_header.size(), all_.extent.size), '\0');
+    constexpr std::string_view zip_begins = "PK\x03\x04";
+    std::string head(std::min<std::uint64_t>(zip_begins.size(), all_.extent.size), '\0');
     const Source& reader = reader_ != nullptr ? *reader_ : *all_.source;
     reader.read_at(all_.extent.offset, std::as_writable_bytes(std::span(head.data(), head.size())));
-    return head == local_header ? std::nullopt : std::optional(all_);
+    return head == zip_begins ? std::nullopt : std::optional(all_);
 }
 
 std::size_t ArchiveRecords::unchecked() const {

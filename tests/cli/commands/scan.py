@@ -103,7 +103,7 @@ class Scan(Case):
         self.assertIn('bad.pkl: posix.system: ', failed.out)
 
     def test_fail_on_what_nobody_can_judge(self):
-        self.write('odd.pkl', b'\x80\x02cproject\nrun\nU\x01aR.')
+        self.write('odd.pkl', b'\x80\x02cproject\nrun\nU\x01a\x85R.')
         self.write('page.bin', b'<html>not found</html>')
         self.assertEqual(self.rows('.')['./odd.pkl']['verdict'], 'unknown')
         for word, path, others in (('unknown', 'odd.pkl', 'code,format'), ('format', 'page.bin', 'code,damage')):
