@@ -96,8 +96,8 @@ Duplicates DuplicateSearch::find() {
     const std::vector<std::size_t> firsts = take_copies(found);
     for (const std::size_t row : firsts)
         for (const Tensor& tensor : rows_[row].tensors) {
-            std::vector<std::uint32_t>& rows = values_[tensor.value].rows;
-            if (rows.empty() || rows.back() != row) rows.push_back(static_cast<std::uint32_t>(row));
+            std::vector<std::uint32_t>& holders = values_[tensor.value].rows;
+            if (holders.empty() || holders.back() != row) holders.push_back(static_cast<std::uint32_t>(row));
         }
     std::set<std::pair<std::size_t, std::size_t>> pairs;
     for (const Value& value : values_) {

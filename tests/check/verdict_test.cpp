@@ -40,9 +40,10 @@ TEST_CASE("verify gives the verdict of a file that does not open") {
     forge::Zip zip;
     zip.add("a/data.pkl", damaged);
     const std::string bad_record = forge::archive(evil).substr(0, 60);
-    for (const auto& [name, bytes] :
-         {std::pair{"a.pt", zip.join()}, std::pair{"b.pt", damaged}, std::pair{"c.safetensors", forge::pickle(evil)},
-          std::pair{"d.bin", bad_record}}) {
+    for (const auto& row : {std::pair{"a.pt", zip.join()}, std::pair{"b.pt", damaged},
+                            std::pair{"c.safetensors", forge::pickle(evil)}, std::pair{"d.bin", bad_record}}) {
+        const auto& name = row.first;
+        const auto& bytes = row.second;
         CAPTURE(name);
         const VerifyReport report = verify(folder.write(name, bytes));
         CHECK_FALSE(report.ok());
@@ -95,7 +96,9 @@ TEST_CASE("the items of torch.distributed.checkpoint are judged, also if the fol
         {"an old pickle", old},
         {"an old pickle before a zip", old + forge::archive("}")},
     };
-    for (const auto& [about, item] : items) {
+    for (const auto& row : items) {
+        const auto& about = row.first;
+        const auto& item = row.second;
         CAPTURE(about);
         dcp_forge::Save save;
         save.add_object("first", "}");

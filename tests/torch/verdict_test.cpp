@@ -633,7 +633,9 @@ TEST_CASE("a damaged pickle is judged up to its damage, and beyond faults that s
         {"an octal number before it", head + "I010\n0" + evil_call + "."},
         {"members for a dictionary before it", head + "}(N\x90" + "0" + evil_call + "."},
     };
-    for (const auto& [about, bytes] : damaged) {
+    for (const auto& row : damaged) {
+        const auto& about = row.first;
+        const auto& bytes = row.second;
         CAPTURE(about);
         CAPTURE(text_of(examined(bytes)));
         CHECK(examined(bytes).verdict == code);
@@ -754,8 +756,10 @@ TEST_CASE("a file of several formats is judged in each") {
 
 TEST_CASE("records are found whatever the case of their names") {
     const std::string old = "cposix\nsystem\n(S'id'\ntR0}.";
-    for (const auto& [first, second] : {std::pair{"a/DATA.PKL", "a/version"}, std::pair{"a/data.PKL", "a/data.pkl"},
-                                        std::pair{"a/data.pkl", "a/Data.Pkl"}}) {
+    for (const auto& row : {std::pair{"a/DATA.PKL", "a/version"}, std::pair{"a/data.PKL", "a/data.pkl"},
+                            std::pair{"a/data.pkl", "a/Data.Pkl"}}) {
+        const auto& first = row.first;
+        const auto& second = row.second;
         CAPTURE(first);
         forge::Zip zip;
         zip.add(first, second == "a/Data.Pkl"s ? forge::pickle("}") : old);
