@@ -220,7 +220,8 @@ class Scan(Case):
         self.assertEqual(len(rows), len(told['checkpoints']))
         zero = json.loads((FIXTURES / 'zero/expected.json').read_text(encoding='utf-8'))['checkpoints']
         dcp = json.loads((FIXTURES / 'dcp/expected.json').read_text(encoding='utf-8'))
-        wanted = [('zero', 'zero', each, sum(tensor['kind'] != 'shared' for tensor in each['tensors'])) for each in zero]
+        wanted = [('zero', 'zero', each, sum(tensor['kind'] != 'shared' for tensor in each['tensors']))
+                  for each in zero]
         wanted += [('dcp', 'dcp', each, len(each['tensors'])) for each in dcp if not each.get('error')]
         for folder, kind, each, tensors in wanted:
             with self.subTest(each['folder']):
