@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -282,7 +283,9 @@ std::string outcome(const Style& style, const Pickles& all, bool takes_lists) {
                 one.name() + " " + std::string(name(one.dtype())) + to_string(one.shape()) + " " + bytes_of(one) + "\n";
         for (const auto& [key, value] : contents.metadata) out += key + " = " + value + "\n";
         for (const auto& one : contents.skipped) out += "skipped " + one.name + "\n";
-        for (const auto& one : contents.notes) out += one + "\n";
+        // The calls in a list that is taken are not counted one by one.
+        const std::regex times(" \\([0-9]+ times\\)");
+        for (const auto& one : contents.notes) out += std::regex_replace(one, times, "") + "\n";
         for (const auto& one : contents.globals)
             out += one.record + " " + one.module + "." + one.name + (one.called ? "()" : "") + "\n";
     });
