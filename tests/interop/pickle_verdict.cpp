@@ -18,7 +18,7 @@ namespace {
 
 using namespace safemap;
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
     std::string out;
     json::append_string(out, text, json::Charset::ascii);
     return out;
@@ -30,7 +30,7 @@ std::string code_of(const std::function<void()>& work) {
         work();
         return "null";
     } catch (const Error& error) {
-        return quoted(name(error.code()));
+        return json_text(name(error.code()));
     }
 }
 
@@ -40,7 +40,7 @@ std::string names(std::span<const char> bytes) {
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global) continue;
         const PickleGraph::Global global = pickle.global(id);
-        list += (list.size() > 1 ? ",[" : "[") + quoted(global.module) + "," + quoted(global.name) + "]";
+        list += (list.size() > 1 ? ",[" : "[") + json_text(global.module) + "," + json_text(global.name) + "]";
     }
     return list + R"(],"consumed":)" + std::to_string(pickle.consumed());
 }
@@ -60,7 +60,7 @@ std::string verdict(std::span<const char> bytes) {
         all_named.add(read_pickle(bytes), "stdin");
         for (const NamedGlobal& each : all_named.all())
             if (each.called)
-                called += (called.size() > 1 ? ",[" : "[") + quoted(each.module) + "," + quoted(each.name) + "]";
+                called += (called.size() > 1 ? ",[" : "[") + json_text(each.module) + "," + json_text(each.name) + "]";
     });
     return R"({"called":)" + called + R"(],"names":)" + globals + R"(,"error":)" + lenient + R"(,"strict":)" + strict +
            "}";
