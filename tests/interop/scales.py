@@ -130,6 +130,6 @@ class Scales(Case):
         torch.save(state, self.folder / 'in.pt')
         safemap('convert', self.folder / 'in.pt', self.folder / 'out.safetensors', '--apply-scales')
         got = safetensors.torch.load_file(self.folder / 'out.safetensors')
-        self.assert_product(got['model/l.weight'], numbers, torch.tensor(0.25), torch.bfloat16)
-        self.assertEqual(set(got), {'model/l.weight', 'model/b'})
+        self.assert_product(got['l.weight'], numbers, torch.tensor(0.25), torch.bfloat16)
+        self.assertEqual(set(got), {'l.weight', 'b'})
         safemap('verify', self.folder / 'out.safetensors')
