@@ -72,7 +72,8 @@ class TrainingFolders(unittest.TestCase):
     def values(self, path, row, root):
         exit_code, answer = answer_of('hash', path, row, '--algorithm', 'sha256')
         self.assertEqual(exit_code, 0, answer)
-        self.assertEqual(without_common(answer['tensors']), {below(t['name'], root): t['sha256'] for t in row['tensors']})
+        listed = {below(t['name'], root): t['sha256'] for t in row['tensors']}
+        self.assertEqual(without_common(answer['tensors']), listed)
 
     def opens(self, path, row):
         if row.get('compare') == 'notes only' and row['layout']['kind'] == 'torch':
