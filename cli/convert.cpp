@@ -5,8 +5,7 @@
 //   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
 //   - open_in() and add_optimizer(): IN, and the state of its optimizer for --optimizer.
 //   - known_before(), note_parts(), stored_by_new_names(), as_written(), dtype_of(): notes, skipped objects,
-//   --keep-dtype and --dtype-of, by
-//     the names of IN.
+//     --keep-dtype and --dtype-of, by the names of IN.
 #include "command.hpp"
 #include "convert_report.hpp"
 #include "describe.hpp"

@@ -461,7 +461,7 @@ private:
             if (!row.digest.empty()) lines += fmt::format("{}  {}\n", row.digest, printable(row.path));
         return lines.empty() ? lines : "\ndigests\n" + lines;
     }
-    /// Returns why pickles run code or are unknown, and why files cannot be opened.
+    /// Returns why pickles run code, and why files cannot be opened.
     std::string reasons() const {
         constexpr std::size_t most = 3;
         std::string lines;
@@ -476,11 +476,6 @@ private:
                 lines += fmt::format("{}: {}\n", printable(row.path), printable(row.fault->message()));
         }
         return lines.empty() ? lines : '\n' + lines;
-    }
-
-    static std::string finding_line(const Row& row, const Finding& finding) {
-        const std::string line = fmt::format("{}: {}: {}", printable(row.path), printable(finding.name), finding.why);
-        return (finding.severity == Verdict::runs_code ? alarmed(line) : line) + '\n';
     }
 
     int exit_code(Console& console) const {

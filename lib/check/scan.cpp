@@ -190,18 +190,14 @@ private:
         return names::any_zero_name(name).has_value() || names::rank_file(name).has_value();
     }
     /// Returns false for texts such as `latest`.
-    static bool may_have_pickles(const std::string& name) {
-        return ends_as_weights(name) || names::is_dcp_metadata(name) ||
-               names::is_kind(name, names::NameKind::dcp_items);
-    }
+    static bool may_have_pickles(const std::string& name) { return ends_as_weights(name) || is_of_dcp(name); }
     static bool ends_as_weights(std::string name) {
         std::transform(name.begin(), name.end(), name.begin(),
                        [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
         return !names::ending_of_weights(name).empty() || names::ends_in(name, pickle_endings);
     }
     static bool is_of_dcp(const std::string& name) {
-        return names::is_dcp_metadata(name) || names::is_kind(name, names::NameKind::dcp_rank_metadata) ||
-               names::is_kind(name, names::NameKind::dcp_items);
+        return names::is_dcp_metadata(name) || names::is_kind(name, names::NameKind::dcp_items);
     }
     void examine_files(ScannedCheckpoint& one) const {
         std::map<fs::path, std::set<std::string>> with_items;  // by folder
