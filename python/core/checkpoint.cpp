@@ -1,0 +1,296 @@
+// safemap.Checkpoint and safemap.open().
+#include "core.hpp"
+#include "parse.hpp"
+
+#include <safemap/advanced/names.hpp>
+
+#include <string>
+
+namespace safemap::python {
+namespace {
+
+bool is_list(nb::handle value) { return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr()); }
+
+Checkpoint open_list(nb::handle list, const OpenOptions& options) {
+    std::vector<std::filesystem::path> paths;
+    std::vector<std::shared_ptr<const Source>> sources;
+    for (const nb::handle one : nb::iter(list)) {
+        if (is_path(one)) paths.push_back(path_from(one));
+        else if (auto source = source_from(one)) sources.push_back(std::move(source));
+        else wrong_type("paths, bytes or file objects in the list", one);
+    }
+    if (!paths.empty() && !sources.empty())
+        wrong_type("a list of paths alone, or of bytes and file objects alone", list);
+    std::optional<Checkpoint> opened;
+    interruptible([&](const std::stop_token& stop) {
+        OpenOptions with_stop = options;
+        with_stop.work.monitor.stop = stop;
+        if (sources.empty()) opened = Checkpoint::open(paths, with_stop);
+        else opened = Checkpoint::open(sources, with_stop);
+    });
+    return *opened;
+}
+
+Checkpoint open_any(nb::handle path, const OpenOptions& options) {
+    if (is_list(path)) return open_list(path, options);
+    std::shared_ptr<const Source> source;
+    if (!is_path(path)) source = source_from(path);
+    if (!is_path(path) && !source) wrong_type("a path, a list of paths, bytes, or a binary file object", path);
+    const std::filesystem::path file = source ? std::filesystem::path() : path_from(path);
+    std::optional<Checkpoint> opened;
+    interruptible([&](const std::stop_token& stop) {
+        OpenOptions with_stop = options;
+        with_stop.work.monitor.stop = stop;
+        opened = source ? Checkpoint::open(source, with_stop) : Checkpoint::open(file, with_stop);
+    });
+    return *opened;
+}
+
+/// Sets one option of OpenOptions. Raises TypeError for a name that it does not have.
+void set_option(OpenOptions& options, const std::string& key, nb::handle value) {
+    const auto text = [&] { return text_from(value, key.c_str()); };
+    const auto flag = [&] {
+        if (!PyBool_Check(value.ptr())) wrong_type(("a bool for " + key).c_str(), value);
+        return value.is(nb::handle(Py_True));
+    };
+    if (key == "policy") options.policy = cli::parse_policy(text());
+    else if (key == "access") options.access = cli::parse_access(text());
+    else if (key == "max_header_bytes") options.max_header_bytes = size_from(value);
+    else if (key == "strict_globals") options.strict_globals = flag();
+    else if (key == "olmo_names") options.olmo_names = flag();
+    else if (key == "weights") options.weights = cli::parse_weights(text());
+    else if (key == "deepspeed_compat") options.deepspeed_compat = flag();
+    else if (key == "manifest") options.manifest = path_from(value);
+    else if (key == "as_parts") options.as_parts = flag();
+    else if (key == "root" && value.is_none()) options.root.reset();
+    else if (key == "root") options.root = text();
+    else if (key == "root_auto") options.root_auto = flag();
+    else if (key == "stored_names") options.stored_names = flag();
+    else if (key == "ema") options.ema = flag();
+    else if (key == "threads") options.work.threads = static_cast<unsigned>(nb::cast<std::uint32_t>(value));
+    else throw nb::type_error(("open() has no option '" + key + "'").c_str());
+}
+
+OpenOptions options_from(const nb::kwargs& keywords) {
+    OpenOptions options;
+    options.access = Access::private_copy;
+    for (const auto& [key, value] : keywords) set_option(options, text_from(key, "an option"), value);
+    return options;
+}
+
+/// Returns the tuple that opens the checkpoint again: paths are absolute, because a worker may be elsewhere.
+nb::object origin_of(nb::handle path, const nb::kwargs& keywords) {
+    return nb::module_::import_("safemap._origin").attr("of_path")(path, keywords);
+}
+
+Handle open(nb::handle path, const nb::kwargs& keywords) {
+    const OpenOptions options = options_from(keywords);
+    Handle handle{open_any(path, options), nb::none(), options.access == Access::private_copy};
+    const bool paths = is_list(path) ? nb::len(path) > 0 && is_path(path[0]) : is_path(path);
+    if (paths) handle.origin = origin_of(path, keywords);
+    return handle;
+}
+
+/// Returns a checkpoint made of another one by a method, which its origin names.
+Handle derived(const Handle& from, Checkpoint checkpoint, const char* method, nb::object argument) {
+    nb::object origin = nb::none();
+    if (!from.origin.is_none()) origin = nb::make_tuple(method, from.origin, std::move(argument));
+    return {std::move(checkpoint), std::move(origin), from.copies_read_only};
+}
+
+Handle selected(const Handle& self, const nb::object& selection) {
+    return derived(self, self.get().select(selection_from(selection)), "select", selection);
+}
+
+Handle below(const Handle& self, const nb::object& path) {
+    return derived(self, self.get().below(text_from(path, "a path")), "below", path);
+}
+
+Handle renamed(const Handle& self, const nb::object& function) {
+    if (!PyCallable_Check(function.ptr())) wrong_type("a function from name to name", function);
+    Checkpoint checkpoint =
+        self.get().renamed([&](std::string_view name) { return text_from(function(to_python(name)), "the new name"); });
+    return derived(self, std::move(checkpoint), "renamed", function);
+}
+
+nb::object optimizer(const Handle& self) {
+    std::optional<Checkpoint> found;
+    interruptible([&](const std::stop_token&) { found = self.get().optimizer(); });
+    if (!found) return nb::none();
+    return nb::cast(derived(self, std::move(*found), "optimizer", nb::none()));
+}
+
+Tensor item(const Handle& self, nb::handle name) {
+    if (!PyUnicode_Check(name.ptr())) wrong_type("a name", name);
+    const std::string text = text_from(name, "a name");
+    const LazyTensor* const found = self.get().find(text);
+    return self.tensor(found != nullptr ? *found : self.get()[text]);
+}
+
+bool contains(const Handle& self, nb::handle name) {
+    return PyUnicode_Check(name.ptr()) && self.get().find(text_from(name, "a name")) != nullptr;
+}
+
+nb::object get(const Handle& self, nb::handle name, const nb::object& otherwise) {
+    return contains(self, name) ? nb::cast(item(self, name)) : otherwise;
+}
+
+nb::list keys(const Handle& self) {
+    nb::list names;
+    for (const NamedTensor& one : all_names(self.get())) names.append(to_python(one.name));
+    return names;
+}
+
+nb::list values(const Handle& self) {
+    nb::list tensors;
+    for (const NamedTensor& one : all_names(self.get()))
+        tensors.append(nb::cast(self.tensor(self.get().tensor(one.tensor))));
+    return tensors;
+}
+
+nb::list items(const Handle& self) {
+    nb::list pairs;
+    for (const NamedTensor& one : all_names(self.get()))
+        pairs.append(nb::make_tuple(to_python(one.name), self.tensor(self.get().tensor(one.tensor))));
+    return pairs;
+}
+
+std::size_t count(const Handle& self) {
+    std::size_t names = self.get().size();
+    for (const AliasGroup& group : self.get().aliases()) names += group.size() - 1;
+    return names;
+}
+
+nb::dict metadata(const Handle& self) {
+    nb::dict pairs;
+    for (const auto& [key, value] : self.get().metadata()) pairs[to_python(key)] = to_python(value);
+    return pairs;
+}
+
+nb::list ties(const Handle& self) {
+    nb::list groups;
+    for (const AliasGroup& group : self.get().aliases()) groups.append(to_python(group));
+    return groups;
+}
+
+/// Returns an object whose attributes are named: a namedtuple of safemap._records.
+template <class... Values> nb::object record(const char* type, Values&&... values) {
+    return nb::module_::import_("safemap._records").attr(type)(std::forward<Values>(values)...);
+}
+
+nb::list skipped(const Handle& self) {
+    nb::list objects;
+    for (const SkippedObject& one : self.get().skipped())
+        objects.append(record("Skipped", to_python(one.name), to_python(one.type), to_python(one.why), one.quantized));
+    return objects;
+}
+
+template <class T> nb::object optional(const std::optional<T>& value) { return value ? nb::cast(*value) : nb::none(); }
+
+nb::object numbers(const std::vector<std::uint64_t>& values) {
+    return to_python(Shape(std::span<const std::uint64_t>(values)));
+}
+
+nb::object layout(const Handle& self) {
+    const std::optional<TrainingLayout>& found = self.get().layout();
+    if (!found) return nb::none();
+    return record("Layout", to_python(found->kind), optional(found->stage), optional(found->world_size),
+                  to_python(found->tag), to_python(found->version), to_python(found->dtype),
+                  to_python(found->optimizer), numbers(found->mesh), to_python(found->mesh_names),
+                  optional(found->chunks));
+}
+
+nb::object training(const Handle& self) {
+    TrainingState state;
+    interruptible([&](const std::stop_token&) { state = self.get().training(); });
+    return record("Training", optional(state.step), optional(state.epoch), optional(state.learning_rate),
+                  optional(state.loss_scale), optional(state.world_size));
+}
+
+nb::list findings(const Handle& self) {
+    nb::list listed;
+    for (const Finding& one : self.get().findings().listed)
+        listed.append(record("Finding", to_python(one.name), to_python(one.why), to_python(name(one.severity)),
+                             to_python(one.record)));
+    return listed;
+}
+
+nb::object residency(const Handle& self, const nb::object& selection) {
+    const Selection selected = selection_from(selection);
+    const Residency found = without_gil([&] { return self.get().residency(selected); });
+    return record("Residency", found.resident, found.total);
+}
+
+void prefetch(const Handle& self, const nb::object& selection, const nb::object& progress, unsigned threads) {
+    const Selection selected = selection_from(selection);
+    const Work work{.monitor = monitor_for(progress), .threads = threads};
+    without_gil([&] { self.get().prefetch(selected, work); });
+}
+
+void evict(const Handle& self, const nb::object& selection) {
+    const Selection selected = selection_from(selection);
+    without_gil([&] { self.get().evict(selected); });
+}
+
+nb::object reduced(const Handle& self) {
+    if (self.origin.is_none())
+        raise(std::move(
+            Error(Errc::invalid_argument, "a checkpoint of memory cannot be pickled").with_hint("save it to a file")));
+    return nb::make_tuple(nb::module_::import_("safemap._origin").attr("checkpoint"), nb::make_tuple(self.origin));
+}
+
+std::string description(const Handle& self) {
+    if (!self.checkpoint) return "<safemap.Checkpoint, closed>";
+    return "<safemap.Checkpoint " + std::string(name(self.get().format())) + ", " + std::to_string(self.get().size()) +
+           (self.get().size() == 1 ? " tensor, " : " tensors, ") + std::to_string(self.get().total_bytes()) + " bytes>";
+}
+
+}  // namespace
+
+const Checkpoint& Handle::get() const {
+    if (!checkpoint) raise(Error(Errc::invalid_argument, "the checkpoint is closed"));
+    return *checkpoint;
+}
+
+Tensor Handle::tensor(const LazyTensor& lazy) const { return {lazy, origin, lazy.name(), {}, copies_read_only}; }
+
+void bind_checkpoint(nb::module_& module) {
+    module.def("open", open, nb::arg("path"), nb::arg("options"));
+    nb::class_<Handle>(module, "Checkpoint", nb::is_final())
+        .def("__getitem__", item)
+        .def("__contains__", contains)
+        .def("__len__", count)
+        .def("__iter__", [](const Handle& self) { return nb::iter(keys(self)); })
+        .def("keys", keys)
+        .def("values", values)
+        .def("items", items)
+        .def("get", get, nb::arg("name"), nb::arg("default") = nb::none())
+        .def_prop_ro("format", [](const Handle& self) { return to_python(name(self.get().format())); })
+        .def_prop_ro("files", [](const Handle& self) { return to_python(self.get().files()); })
+        .def_prop_ro("metadata", metadata)
+        .def_prop_ro("notes", [](const Handle& self) { return to_python(self.get().notes()); })
+        .def_prop_ro("verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); })
+        .def_prop_ro("findings", findings)
+        .def_prop_ro("skipped", skipped)
+        .def_prop_ro("ties", ties)
+        .def_prop_ro("root", [](const Handle& self) { return to_python(self.get().root()); })
+        .def_prop_ro("parts", [](const Handle& self) { return to_python(self.get().parts()); })
+        .def_prop_ro("layout", layout)
+        .def_prop_ro("total_bytes", [](const Handle& self) { return self.get().total_bytes(); })
+        .def("select", selected, nb::arg("patterns"))
+        .def("renamed", renamed, nb::arg("function"))
+        .def("below", below, nb::arg("path"))
+        .def("optimizer", optimizer)
+        .def("training", training)
+        .def("residency", residency, nb::arg("patterns") = nb::none())
+        .def("prefetch", prefetch, nb::arg("patterns") = nb::none(), nb::kw_only(), nb::arg("progress") = nb::none(),
+             nb::arg("threads") = 0U)
+        .def("evict", evict, nb::arg("patterns") = nb::none())
+        .def("close", [](Handle& self) { self.checkpoint.reset(); })
+        .def("__enter__", [](nb::object self) { return self; })
+        .def("__exit__", [](Handle& self, const nb::args&) { self.checkpoint.reset(); })
+        .def("__repr__", description)
+        .def("__reduce__", reduced);
+}
+
+}  // namespace safemap::python

@@ -1,0 +1,147 @@
+// Conversions of arguments and results: text, paths, dtypes, sizes, selections, slices.
+#include "core.hpp"
+#include "parse.hpp"
+
+#include <limits>
+
+namespace safemap::python {
+namespace {
+
+/// Returns the os.PathLike's path, or the value itself.
+nb::object file_system_path(nb::handle value) {
+    PyObject* const path = PyOS_FSPath(value.ptr());
+    if (path == nullptr) throw nb::python_error();
+    return nb::steal(path);
+}
+
+/// Returns "bfloat16" for "torch.bfloat16".
+std::string_view without_module(std::string_view text) {
+    constexpr std::string_view torch = "torch.";
+    return text.starts_with(torch) ? text.substr(torch.size()) : text;
+}
+
+/// Returns the name of what numpy.dtype() makes of the value; empty if it refuses.
+std::string numpy_name(nb::handle value) {
+    try {
+        return nb::cast<std::string>(nb::module_::import_("numpy").attr("dtype")(value).attr("name"));
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ImportError)) throw;
+        return {};
+    }
+}
+
+std::int64_t index_from(nb::handle value) {
+    const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+    if (!index.is_valid()) throw nb::python_error();
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow != 0)
+        return overflow < 0 ? std::numeric_limits<std::int64_t>::min() : std::numeric_limits<std::int64_t>::max();
+    return number;
+}
+
+std::optional<std::int64_t> bound_from(nb::handle value) {
+    if (value.is_none()) return std::nullopt;
+    return index_from(value);
+}
+
+Slice slice_from(nb::handle key) {
+    if (key.is(nb::handle(Py_Ellipsis))) return Slice::ellipsis();
+    if (PySlice_Check(key.ptr())) {
+        const std::optional<std::int64_t> step = bound_from(key.attr("step"));
+        return {.start = bound_from(key.attr("start")), .stop = bound_from(key.attr("stop")), .step = step.value_or(1)};
+    }
+    if (PyBool_Check(key.ptr()) || !PyIndex_Check(key.ptr()))
+        wrong_type("an integer, a slice or ... as an index; tensors are indexed further after .torch() or .numpy()",
+                   key);
+    return Slice::at(index_from(key));
+}
+
+}  // namespace
+
+nb::object to_python(std::string_view text) {
+    PyObject* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+    if (object == nullptr) throw nb::python_error();
+    return nb::steal(object);
+}
+
+nb::object to_python(const std::vector<std::string>& texts) {
+    nb::list list;
+    for (const std::string& text : texts) list.append(to_python(text));
+    return list;
+}
+
+nb::object to_python(const Shape& shape) {
+    const nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+    for (std::size_t i = 0; i < shape.size(); ++i)
+        NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLongLong(shape[i]));
+    return tuple;
+}
+
+std::string text_from(nb::handle value, const char* what) {
+    if (!PyUnicode_Check(value.ptr())) wrong_type((std::string("a str for ") + what).c_str(), value);
+    Py_ssize_t size = 0;
+    if (const char* const text = PyUnicode_AsUTF8AndSize(value.ptr(), &size))
+        return {text, static_cast<std::size_t>(size)};
+    PyErr_Clear();
+    const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(value.ptr(), "utf-8", "surrogateescape"));
+    if (!bytes.is_valid()) throw nb::python_error();
+    return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+bool is_path(nb::handle value) { return PyUnicode_Check(value.ptr()) || nb::hasattr(value, "__fspath__"); }
+
+std::filesystem::path path_from(nb::handle value) {
+    const nb::object path = file_system_path(value);
+    if (PyBytes_Check(path.ptr()))
+        return std::string(PyBytes_AsString(path.ptr()), static_cast<std::size_t>(PyBytes_Size(path.ptr())));
+    return text_from(path, "a path");
+}
+
+Dtype dtype_from(nb::handle value) {
+    if (PyUnicode_Check(value.ptr())) return cli::parse_dtype_name(without_module(text_from(value, "a dtype")));
+    const std::string text = nb::cast<std::string>(nb::str(value));
+    if (const std::optional<Dtype> dtype = parse_dtype(without_module(text))) return *dtype;
+    const std::string name = numpy_name(value);
+    if (name == "bool") return Dtype::boolean;
+    if (const std::optional<Dtype> dtype = parse_dtype(name)) return *dtype;
+    wrong_type("a dtype such as \"bf16\", torch.bfloat16 or numpy.float16", value);
+}
+
+std::uint64_t size_from(nb::handle value) {
+    if (PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr())) {
+        const unsigned long long number = PyLong_AsUnsignedLongLong(value.ptr());
+        if (PyErr_Occurred()) throw nb::python_error();
+        return number;
+    }
+    if (!PyUnicode_Check(value.ptr())) wrong_type("a size: an int, or a text such as \"5GB\"", value);
+    return cli::parse_size(text_from(value, "a size"));
+}
+
+Selection selection_from(nb::handle value) {
+    if (value.is_none()) return {};
+    if (PyUnicode_Check(value.ptr())) return Selection::glob(text_from(value, "a pattern"));
+    if (PyBytes_Check(value.ptr()) || !nb::hasattr(value, "__iter__"))
+        wrong_type("a pattern or a list of patterns", value);
+    // No pattern selects nothing, as an empty list does everywhere in Python.
+    Selection selection = Selection::names({});
+    bool first = true;
+    for (const nb::handle pattern : nb::iter(value)) {
+        std::string text = text_from(pattern, "a pattern");
+        if (std::exchange(first, false)) selection = Selection::glob(std::move(text));
+        else selection.include(std::move(text));
+    }
+    return selection;
+}
+
+std::vector<Slice> slices_from(nb::handle key) {
+    std::vector<Slice> slices;
+    if (!PyTuple_Check(key.ptr())) {
+        slices.push_back(slice_from(key));
+        return slices;
+    }
+    for (const nb::handle one : nb::borrow<nb::tuple>(key)) slices.push_back(slice_from(one));
+    return slices;
+}
+
+}  // namespace safemap::python

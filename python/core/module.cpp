@@ -1,0 +1,17 @@
+// The extension `safemap._core`.
+#include "core.hpp"
+
+namespace safemap::python {
+namespace {
+
+void bind_all(nb::module_& module) {
+    module.attr("__version__") = SAFEMAP_VERSION;
+    bind_errors(module);
+    bind_tensor(module);
+    bind_checkpoint(module);
+}
+
+}  // namespace
+}  // namespace safemap::python
+
+NB_MODULE(_core, module) { safemap::python::bind_all(module); }

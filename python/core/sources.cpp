@@ -1,0 +1,109 @@
+// Sources of Python: bytes-like objects, and file objects.
+#include "core.hpp"
+
+#include <mutex>
+
+namespace safemap::python {
+namespace {
+
+/// A buffer of Python, which is kept until the last view of it is gone.
+class Buffer {
+public:
+    explicit Buffer(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE) != 0) {
+            PyErr_Clear();
+            if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        }
+    }
+    ~Buffer() {
+        if (!Py_IsInitialized()) return;
+        const nb::gil_scoped_acquire acquired;
+        PyBuffer_Release(&view_);
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    bool writable() const noexcept { return view_.readonly == 0; }
+    std::span<const std::byte> bytes() const noexcept {
+        return {static_cast<const std::byte*>(view_.buf), static_cast<std::size_t>(view_.len)};
+    }
+
+private:
+    Py_buffer view_{};
+};
+
+std::string name_of_file(nb::handle file) {
+    for (const char* const attribute : {"name", "path"}) {
+        const nb::object name = nb::getattr(file, attribute, nb::none());
+        if (PyUnicode_Check(name.ptr())) return text_from(name, "a name");
+    }
+    return "file object";
+}
+
+/// A file object of Python. Its position is shared, so one thread reads at a time.
+class File {
+public:
+    explicit File(nb::handle object) : file_(nb::borrow(object)) {}
+
+    std::uint64_t size() const {
+        const nb::object before = file_.get().attr("tell")();
+        const std::uint64_t size = nb::cast<std::uint64_t>(file_.get().attr("seek")(0, 2));
+        file_.get().attr("seek")(before);
+        return size;
+    }
+
+    void read(std::uint64_t offset, std::span<std::byte> into) const {
+        const nb::gil_scoped_acquire acquired;
+        const Turn turn(mutex_);
+        file_.get().attr("seek")(offset);
+        while (!into.empty()) {
+            const std::size_t most = std::min(into.size(), std::size_t{1} << 30);
+            const nb::object part = file_.get().attr("read")(most);
+            if (!PyBytes_Check(part.ptr())) wrong_type("bytes from read(): open the file in binary mode", part);
+            const std::size_t got = std::min(static_cast<std::size_t>(PyBytes_Size(part.ptr())), most);
+            if (got == 0)
+                throw Error(Errc::file_truncated, "the file object has ended at byte " + std::to_string(offset));
+            std::memcpy(into.data(), PyBytes_AsString(part.ptr()), got);
+            into = into.subspan(got);
+            offset += got;
+        }
+    }
+
+private:
+    /// A lock that waits without the GIL: the thread that holds it needs the GIL to read.
+    class Turn {
+    public:
+        explicit Turn(std::mutex& mutex) : mutex_(mutex) {
+            const nb::gil_scoped_release released;
+            mutex_.lock();
+        }
+        ~Turn() { mutex_.unlock(); }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+
+    private:
+        std::mutex& mutex_;
+    };
+
+    Kept file_;
+    mutable std::mutex mutex_;
+};
+
+std::shared_ptr<const Source> file_source(nb::handle object) {
+    const auto file = std::make_shared<const File>(object);
+    return callback_source(name_of_file(object), file->size(),
+                           [file](std::uint64_t offset, std::span<std::byte> into) { file->read(offset, into); });
+}
+
+}  // namespace
+
+std::shared_ptr<const Source> source_from(nb::handle value) {
+    if (PyObject_CheckBuffer(value.ptr())) {
+        const auto buffer = std::make_shared<const Buffer>(value);
+        return memory_source("bytes", {.bytes = buffer->bytes(), .owner = buffer, .writable = buffer->writable()});
+    }
+    if (nb::hasattr(value, "read") && nb::hasattr(value, "seek")) return file_source(value);
+    return nullptr;
+}
+
+}  // namespace safemap::python

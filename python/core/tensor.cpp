@@ -1,0 +1,339 @@
+// safemap.LazyTensor, and tensors of torch and NumPy over the memory of one.
+#include "core.hpp"
+
+#include <safemap/advanced/dlpack.hpp>
+#include <safemap/advanced/text.hpp>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+namespace safemap::python {
+namespace {
+
+constexpr const char* versioned_name = "dltensor_versioned";
+constexpr const char* unversioned_name = "dltensor";
+
+/// A function or class of another package, imported when it is first needed and kept for the life of the process.
+class Imported {
+public:
+    constexpr Imported(const char* module, const char* attribute) : module_(module), attribute_(attribute) {}
+    nb::handle get() {
+        if (object_ == nullptr) object_ = nb::object(nb::module_::import_(module_).attr(attribute_)).release().ptr();
+        return object_;
+    }
+
+private:
+    const char* module_;
+    const char* attribute_;
+    PyObject* object_ = nullptr;
+};
+
+template <class Managed> void delete_capsule(PyObject* capsule, const char* name) {
+    if (!PyCapsule_IsValid(capsule, name)) return;  // a consumer renames what it has taken
+    auto* const tensor = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+}
+
+nb::object versioned_capsule(const TensorView& view, dlpack::Float4 float4 = dlpack::Float4::elements) {
+    dlpack::ManagedTensorVersioned* const tensor = dlpack::export_versioned(view, float4);
+    PyObject* const capsule = PyCapsule_New(tensor, versioned_name, [](PyObject* self) {
+        delete_capsule<dlpack::ManagedTensorVersioned>(self, versioned_name);
+    });
+    if (capsule != nullptr) return nb::steal(capsule);
+    tensor->deleter(tensor);
+    throw nb::python_error();
+}
+
+nb::object unversioned_capsule(const TensorView& view) {
+    dlpack::ManagedTensor* const tensor = dlpack::export_unversioned(view);
+    PyObject* const capsule = PyCapsule_New(tensor, unversioned_name, [](PyObject* self) {
+        delete_capsule<dlpack::ManagedTensor>(self, unversioned_name);
+    });
+    if (capsule != nullptr) return nb::steal(capsule);
+    tensor->deleter(tensor);
+    throw nb::python_error();
+}
+
+bool has_negative_stride(const TensorView& view) {
+    return std::any_of(view.strides().begin(), view.strides().end(), [](std::int64_t stride) { return stride < 0; });
+}
+
+/// Returns true if torch copies an element by an instruction that needs its address to be a multiple of its size.
+bool torch_needs_alignment(const TensorView& view) {
+    return view.dtype() == Dtype::c128 && reinterpret_cast<std::uintptr_t>(view.data()) % 16 != 0;
+}
+
+/// Returns the dtypes of torch that DLPack lacks: their bytes are handed over, and seen as this dtype.
+bool is_torch_only(Dtype dtype) {
+    constexpr std::array bits = {Dtype::bits8, Dtype::bits16, Dtype::bits1x8, Dtype::bits2x4, Dtype::bits4x2};
+    return std::find(bits.begin(), bits.end(), dtype) != bits.end();
+}
+
+[[noreturn]] void no_dtype(const char* package, Dtype dtype) {
+    raise(std::move(Error(Errc::no_dlpack, std::string(package) + " has no dtype for " + std::string(name(dtype)))
+                        .with_hint("as_bytes() gives the bytes of the value")));
+}
+
+/// Returns the name of a dtype in NumPy, or in ml_dtypes if `extra`.
+std::string numpy_dtype(Dtype dtype, bool& extra) {
+    extra = true;
+    switch (dtype) {
+        case Dtype::bf16: return "bfloat16";
+        case Dtype::f8_e5m2: return "float8_e5m2";
+        case Dtype::f8_e4m3: return "float8_e4m3fn";
+        case Dtype::f8_e8m0: return "float8_e8m0fnu";
+        case Dtype::f8_e4m3fnuz: return "float8_e4m3fnuz";
+        case Dtype::f8_e5m2fnuz: return "float8_e5m2fnuz";
+        default: break;
+    }
+    extra = false;
+    if (dtype > Dtype::u64 && dtype != Dtype::c128) no_dtype("NumPy", dtype);
+    if (element_size(dtype) == 0) no_dtype("NumPy", dtype);
+    return std::string(torch_name(dtype));
+}
+
+/// Returns the dtype of NumPy, which is kept once it has been found.
+nb::handle numpy_dtype_object(Dtype dtype) {
+    static std::array<PyObject*, static_cast<std::size_t>(Dtype::bits4x2) + 1> known{};
+    PyObject*& kept = known[static_cast<std::size_t>(dtype)];
+    if (kept != nullptr) return kept;
+    bool extra = false;
+    const std::string found = numpy_dtype(dtype, extra);
+    nb::object type;
+    if (!extra) type = to_python(found);
+    else try {
+            type = nb::module_::import_("ml_dtypes").attr(found.c_str());
+        } catch (nb::python_error& error) {
+            if (!error.matches(PyExc_ImportError)) throw;
+            throw nb::import_error(
+                ("NumPy has no " + std::string(name(dtype)) + ": pip install ml_dtypes, or use .torch()").c_str());
+        }
+    kept = nb::module_::import_("numpy").attr("dtype")(type).release().ptr();
+    return kept;
+}
+
+/// The memory of a view as a buffer of Python, for numpy.ndarray(): from its lowest to its highest byte.
+struct Memory {
+    TensorView view;
+    std::int64_t first = 0;  ///< the offset of element (0, 0, …) in the buffer, in bytes
+    std::uint64_t size = 0;  ///< in bytes
+};
+
+Memory memory_of(const TensorView& view) {
+    Memory memory{view};
+    if (view.element_count() == 0) return memory;
+    const std::int64_t width = element_size(view.dtype());
+    std::int64_t last = 0;
+    for (std::size_t i = 0; i < view.shape().size(); ++i) {
+        const std::int64_t reach = (static_cast<std::int64_t>(view.shape()[i]) - 1) * view.strides()[i] * width;
+        (reach < 0 ? memory.first : last) += reach < 0 ? -reach : reach;
+    }
+    memory.size = static_cast<std::uint64_t>(memory.first + last + width);
+    return memory;
+}
+
+int get_buffer(PyObject* self, Py_buffer* into, int flags) {
+    const Memory& memory = *nb::inst_ptr<Memory>(self);
+    static std::byte nothing{};
+    const std::byte* const data = memory.size == 0 ? &nothing : memory.view.data() - memory.first;
+    return PyBuffer_FillInfo(into, self, const_cast<std::byte*>(data), static_cast<Py_ssize_t>(memory.size),
+                             memory.view.writable() ? 0 : 1, flags);
+}
+
+PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
+
+nb::object tuple_of_strides(const TensorView& view) {
+    const std::int64_t width = element_size(view.dtype());
+    const nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(view.strides().size())));
+    for (std::size_t i = 0; i < view.strides().size(); ++i)
+        NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(view.strides()[i] * width));
+    return tuple;
+}
+
+/// Returns a view of the memory of another library's tensor, which shares it.
+TensorView imported(nb::handle value) {
+    nb::object capsule;
+    try {
+        capsule = value.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_TypeError)) throw;
+        capsule = value.attr("__dlpack__")();
+    }
+    if (PyCapsule_IsValid(capsule.ptr(), versioned_name)) {
+        auto* const tensor =
+            static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), versioned_name));
+        TensorView view = dlpack::import_tensor(tensor);
+        PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
+        return view;
+    }
+    auto* const tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), unversioned_name));
+    if (tensor == nullptr) throw nb::python_error();
+    TensorView view = dlpack::import_tensor(tensor);
+    PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+    return view;
+}
+
+/// Returns the tensor without the copy that is not wanted; raises if there has to be one.
+TensorView exported_view(const Tensor& tensor, const nb::object& copy) {
+    if (copy.is(nb::handle(Py_True))) return without_gil([&] { return tensor.lazy.load(); });
+    if (copy.is(nb::handle(Py_False))) return tensor.lazy.view();
+    return value_of(tensor.lazy);
+}
+
+nb::object dlpack_of(const Tensor& tensor, const nb::object& stream, const nb::object& max_version,
+                     const nb::object& device, const nb::object& copy) {
+    if (!stream.is_none()) raise(Error(Errc::invalid_argument, "a tensor in the memory of the host has no stream"));
+    if (!device.is_none() && !device.equal(nb::make_tuple(1, 0)))
+        raise(Error(Errc::no_dlpack, "the tensor is in the memory of the host, device (1, 0)"));
+    const TensorView view = exported_view(tensor, copy);
+    const bool versioned = !max_version.is_none() && nb::cast<int>(max_version[0]) >= 1;
+    if (versioned) return versioned_capsule(view);
+    if (view.writable()) return unversioned_capsule(view);
+    // This form of a capsule cannot say that the memory must not be written to.
+    if (copy.is(nb::handle(Py_False)))
+        raise(Error(Errc::no_dlpack, "an old capsule cannot say that the tensor is read-only"));
+    return unversioned_capsule(without_gil([&] { return tensor.lazy.load(); }));
+}
+
+nb::object tensor_to_torch(const Tensor& tensor, bool copy) {
+    TensorView view = copy ? without_gil([&] { return tensor.lazy.load(); }) : value_of(tensor.lazy);
+    const bool copied =
+        has_negative_stride(view) || torch_needs_alignment(view) || (tensor.copies_read_only && !view.writable());
+    if (copied) view = without_gil([&] { return tensor.lazy.load(); });
+    return to_torch(view);
+}
+
+nb::object tensor_to_numpy(const Tensor& tensor, bool copy) {
+    return to_numpy(copy ? without_gil([&] { return tensor.lazy.load(); }) : value_of(tensor.lazy));
+}
+
+nb::object array_of(const Tensor& tensor, const nb::object& dtype, const nb::object& copy) {
+    if (copy.is(nb::handle(Py_False)) && !dtype.is_none()) {
+        const nb::object array = to_numpy(tensor.lazy.view());
+        if (!array.attr("dtype").equal(dtype)) throw nb::value_error("another dtype needs a copy");
+        return array;
+    }
+    const nb::object array = copy.is(nb::handle(Py_False)) ? to_numpy(tensor.lazy.view())
+                                                           : tensor_to_numpy(tensor, copy.is(nb::handle(Py_True)));
+    return dtype.is_none() ? array : array.attr("astype")(dtype, nb::arg("copy") = false);
+}
+
+Tensor with_step(const Tensor& tensor, LazyTensor lazy, Step step) {
+    Tensor next{std::move(lazy), tensor.origin, tensor.name, tensor.steps, tensor.copies_read_only};
+    next.steps.push_back(std::move(step));
+    return next;
+}
+
+Tensor sliced(const Tensor& tensor, nb::handle key) {
+    std::vector<Slice> slices = slices_from(key);
+    LazyTensor lazy = tensor.lazy.slice(slices);
+    return with_step(tensor, std::move(lazy), {.slices = std::move(slices)});
+}
+
+Tensor cast_to(const Tensor& tensor, nb::handle dtype) {
+    const Dtype wanted = dtype_from(dtype);
+    return with_step(tensor, tensor.lazy.cast(wanted), {.dtype = wanted});
+}
+
+std::uint64_t length(const Tensor& tensor) {
+    if (tensor.lazy.shape().empty()) throw nb::type_error("len() of a 0-d tensor");
+    return tensor.lazy.shape()[0];
+}
+
+std::string description(const Tensor& tensor) {
+    return "<safemap.LazyTensor " + printable(tensor.lazy.name(), 200) + ' ' + std::string(name(tensor.lazy.dtype())) +
+           ' ' + to_string(tensor.lazy.shape()) + '>';
+}
+
+nb::object key_of(const Slice& slice) {
+    if (slice.kind == Slice::Kind::ellipsis) return nb::borrow(Py_Ellipsis);
+    if (slice.kind == Slice::Kind::index) return nb::cast(*slice.start);
+    const auto bound = [](std::optional<std::int64_t> value) { return value ? nb::cast(*value) : nb::none(); };
+    const nb::object key =
+        nb::steal(PySlice_New(bound(slice.start).ptr(), bound(slice.stop).ptr(), nb::cast(slice.step).ptr()));
+    if (!key.is_valid()) throw nb::python_error();
+    return key;
+}
+
+/// Returns what pickle calls to make the tensor again: safemap._origin.tensor(origin, name, steps).
+nb::object reduced(const Tensor& tensor) {
+    if (tensor.origin.is_none())
+        raise(std::move(Error(Errc::invalid_argument, "a tensor of memory cannot be pickled")
+                            .with_tensor(tensor.lazy.name())
+                            .with_hint("save it to a file, or pickle .torch() or .numpy() of it")));
+    nb::list steps;
+    for (const Step& step : tensor.steps) {
+        if (step.dtype) {
+            steps.append(to_python(name(*step.dtype)));
+            continue;
+        }
+        nb::list keys;
+        for (const Slice& slice : step.slices) keys.append(key_of(slice));
+        steps.append(nb::tuple(keys));
+    }
+    return nb::make_tuple(nb::module_::import_("safemap._origin").attr("tensor"),
+                          nb::make_tuple(tensor.origin, to_python(tensor.name), steps));
+}
+
+}  // namespace
+
+TensorView value_of(const LazyTensor& tensor) {
+    try {
+        return tensor.view();
+    } catch (const Error& error) {
+        if (error.code() != Errc::no_view) throw;
+    }
+    return without_gil([&] { return tensor.load(); });
+}
+
+nb::object to_torch(const TensorView& view) {
+    static Imported from_dlpack{"torch", "from_dlpack"};
+    if (view.dtype() == Dtype::f4) return from_dlpack.get()(versioned_capsule(view, dlpack::Float4::pairs));
+    if (!is_torch_only(view.dtype())) {
+        if (view.dtype() > Dtype::u64 || element_size(view.dtype()) != 0)
+            return from_dlpack.get()(versioned_capsule(view));
+        no_dtype("torch", view.dtype());
+    }
+    no_dtype("DLPack", view.dtype());
+}
+
+nb::object to_numpy(const TensorView& view) {
+    static Imported ndarray{"numpy", "ndarray"};
+    const nb::handle dtype = numpy_dtype_object(view.dtype());
+    Memory memory = memory_of(view);
+    const std::int64_t first = memory.first;
+    const nb::object buffer = nb::cast(std::move(memory));
+    return ndarray.get()(to_python(view.shape()), dtype, buffer, first, tuple_of_strides(view));
+}
+
+LazyTensor lazy_from(std::string name, nb::handle value) {
+    if (nb::isinstance<Tensor>(value)) return nb::cast<const Tensor&>(value).lazy.renamed(std::move(name));
+    if (!nb::hasattr(value, "__dlpack__")) wrong_type("a tensor of torch or NumPy, or a LazyTensor", value);
+    (void)imported;
+    raise(Error(Errc::invalid_argument, "tensors of memory are not supported yet"));
+}
+
+void bind_tensor(nb::module_& module) {
+    nb::class_<Memory>(module, "_Memory", nb::type_slots(memory_slots));
+    nb::class_<Tensor>(module, "LazyTensor", nb::is_final())
+        .def_prop_ro("name", [](const Tensor& self) { return to_python(self.lazy.name()); })
+        .def_prop_ro("dtype", [](const Tensor& self) { return to_python(name(self.lazy.dtype())); })
+        .def_prop_ro("shape", [](const Tensor& self) { return to_python(self.lazy.shape()); })
+        .def_prop_ro("ndim", [](const Tensor& self) { return self.lazy.shape().size(); })
+        .def_prop_ro("size", [](const Tensor& self) { return self.lazy.element_count(); })
+        .def_prop_ro("nbytes", [](const Tensor& self) { return self.lazy.nbytes(); })
+        .def("torch", tensor_to_torch, nb::kw_only(), nb::arg("copy") = false)
+        .def("numpy", tensor_to_numpy, nb::kw_only(), nb::arg("copy") = false)
+        .def("to", cast_to, nb::arg("dtype"))
+        .def("__getitem__", sliced)
+        .def("__len__", length)
+        .def("__repr__", description)
+        .def("__array__", array_of, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
+        .def("__dlpack__", dlpack_of, nb::kw_only(), nb::arg("stream") = nb::none(),
+             nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
+        .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(1, 0); })
+        .def("__reduce__", reduced);
+}
+
+}  // namespace safemap::python
