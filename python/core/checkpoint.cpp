@@ -46,6 +46,15 @@ Checkpoint open_any(nb::handle path, const OpenOptions& options) {
     return *opened;
 }
 
+Access access_from(const std::string& text) {
+    if (text == "private_copy") return Access::private_copy;
+    if (text == "automatic") return Access::automatic;
+    if (text == "mapped") return Access::mapped;
+    if (text == "copied") return Access::copied;
+    raise(Error(Errc::invalid_argument,
+                "access is \"private_copy\", \"mapped\", \"copied\" or \"automatic\", not '" + text + "'"));
+}
+
 /// Sets one option of OpenOptions. Raises TypeError for a name that it does not have.
 void set_option(OpenOptions& options, const std::string& key, nb::handle value) {
     const auto text = [&] { return text_from(value, key.c_str()); };
@@ -54,11 +63,12 @@ void set_option(OpenOptions& options, const std::string& key, nb::handle value) 
         return value.is(nb::handle(Py_True));
     };
     if (key == "policy") options.policy = cli::parse_policy(text());
-    else if (key == "access") options.access = cli::parse_access(text());
+    else if (key == "access") options.access = access_from(text());
     else if (key == "max_header_bytes") options.max_header_bytes = size_from(value);
     else if (key == "strict_globals") options.strict_globals = flag();
     else if (key == "olmo_names") options.olmo_names = flag();
-    else if (key == "weights") options.weights = cli::parse_weights(text());
+    else if (key == "weights")
+        options.weights = text() == "automatic" ? Weights::automatic : cli::parse_weights(text());
     else if (key == "deepspeed_compat") options.deepspeed_compat = flag();
     else if (key == "manifest") options.manifest = path_from(value);
     else if (key == "as_parts") options.as_parts = flag();
@@ -255,40 +265,113 @@ const Checkpoint& Handle::get() const {
 Tensor Handle::tensor(const LazyTensor& lazy) const { return {lazy, origin, lazy.name(), {}, copies_read_only}; }
 
 void bind_checkpoint(nb::module_& module) {
-    module.def("open", open, nb::arg("path"), nb::arg("options"));
-    nb::class_<Handle>(module, "Checkpoint", nb::is_final())
-        .def("__getitem__", item)
+    module.def(
+        "open", open, nb::arg("path"), nb::arg("options"),
+        nb::sig("def open(path: str | os.PathLike | bytes | typing.BinaryIO | collections.abc.Sequence, *, "
+                "root: str | None = None, root_auto: bool = False, ema: bool = False, "
+                "access: str = \"private_copy\", policy: str = \"compatible\", strict_globals: bool = False, "
+                "weights: str = \"automatic\", deepspeed_compat: bool = False, "
+                "manifest: str | os.PathLike = \"\", as_parts: bool = False, stored_names: bool = False, "
+                "olmo_names: bool = True, max_header_bytes: int | str = 100_000_000, threads: int = 0) "
+                "-> Checkpoint"),
+        R"doc(Opens a checkpoint of any format: a file, a folder, an index, a list of shards, bytes, or a binary file object.
+
+Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle. Options are those of OpenOptions in C++:
+
+- root: the part of a nested state dict whose tensors are given, "" for all of it
+- root_auto: take the model, by the names that trainers give to it
+- ema: averages of weights in the place of the weights
+- access: "private_copy" (tensors may be written to, files never change), "mapped" (read-only; a write by torch ends the
+  process), "copied" (files are read, never mapped), "automatic" (files of local disks are mapped)
+- policy: "compatible" accepts what the package safetensors accepts, "strict", "lenient"
+- strict_globals: refuse a pickle that names an unknown class or function
+- weights, deepspeed_compat: of a folder of DeepSpeed
+- manifest, as_parts: of files of ranks
+- threads: for the headers of many files; 0 is one for each processor
+
+Raises SafemapError, and FileNotFoundError for a path that does not exist. Ctrl-C ends it.)doc");
+    nb::class_<Handle>(module, "Checkpoint", nb::is_final(),
+                       R"doc(An open checkpoint: a mapping of names to lazy tensors.
+
+All names are keys, those of tied tensors too. Tensors may outlive it. All threads may use it. It can be pickled if it
+was opened from a path: another process opens it again.
+
+Example:
+    with safemap.open("model/") as checkpoint:
+        weight = checkpoint["model.embed_tokens.weight"].torch())doc")
+        .def("__getitem__", item, nb::sig("def __getitem__(self, name: str, /) -> LazyTensor"))
         .def("__contains__", contains)
-        .def("__len__", count)
-        .def("__iter__", [](const Handle& self) { return nb::iter(keys(self)); })
-        .def("keys", keys)
-        .def("values", values)
-        .def("items", items)
-        .def("get", get, nb::arg("name"), nb::arg("default") = nb::none())
-        .def_prop_ro("format", [](const Handle& self) { return to_python(name(self.get().format())); })
-        .def_prop_ro("files", [](const Handle& self) { return to_python(self.get().files()); })
-        .def_prop_ro("metadata", metadata)
-        .def_prop_ro("notes", [](const Handle& self) { return to_python(self.get().notes()); })
-        .def_prop_ro("verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); })
-        .def_prop_ro("findings", findings)
-        .def_prop_ro("skipped", skipped)
-        .def_prop_ro("ties", ties)
-        .def_prop_ro("root", [](const Handle& self) { return to_python(self.get().root()); })
-        .def_prop_ro("parts", [](const Handle& self) { return to_python(self.get().parts()); })
-        .def_prop_ro("layout", layout)
-        .def_prop_ro("total_bytes", [](const Handle& self) { return self.get().total_bytes(); })
-        .def("select", selected, nb::arg("patterns"))
-        .def("renamed", renamed, nb::arg("function"))
-        .def("below", below, nb::arg("path"))
-        .def("optimizer", optimizer)
-        .def("training", training)
-        .def("residency", residency, nb::arg("patterns") = nb::none())
+        .def("__len__", count, "Returns the number of names, which counts tied tensors once for each name.")
+        .def(
+            "__iter__", [](const Handle& self) { return nb::iter(keys(self)); },
+            nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
+        .def("keys", keys, nb::sig("def keys(self) -> list[str]"))
+        .def("values", values, nb::sig("def values(self) -> list[LazyTensor]"))
+        .def("items", items, nb::sig("def items(self) -> list[tuple[str, LazyTensor]]"))
+        .def("get", get, nb::arg("name"), nb::arg("default") = nb::none(),
+             nb::sig("def get(self, name: str, default: object = None) -> object"))
+        .def_prop_ro(
+            "format", [](const Handle& self) { return to_python(name(self.get().format())); },
+            nb::sig("def format(self, /) -> str"), R"doc("safetensors", "torch", "zero", "dcp" or "fsdp".)doc")
+        .def_prop_ro(
+            "files", [](const Handle& self) { return to_python(self.get().files()); },
+            nb::sig("def files(self, /) -> list[str]"))
+        .def_prop_ro("metadata", metadata, nb::sig("def metadata(self, /) -> dict[str, str]"),
+                     "The pairs of `__metadata__`, without the structure document.")
+        .def_prop_ro(
+            "notes", [](const Handle& self) { return to_python(self.get().notes()); },
+            nb::sig("def notes(self, /) -> list[str]"), "Sentences about what was unusual, or skipped.")
+        .def_prop_ro(
+            "verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); },
+            nb::sig("def verdict(self, /) -> str"),
+            R"doc(What unpickling the files would do: "ok", "needs classes", "unknown" or "runs code".)doc")
+        .def_prop_ro("findings", findings, nb::sig("def findings(self, /) -> list[Finding]"),
+                     "The reasons for the verdict.")
+        .def_prop_ro("skipped", skipped, nb::sig("def skipped(self, /) -> list[Skipped]"),
+                     "Contents that are not among the tensors.")
+        .def_prop_ro("ties", ties, nb::sig("def ties(self, /) -> list[list[str]]"),
+                     "The names of each tied tensor, the stored name first.")
+        .def_prop_ro(
+            "root", [](const Handle& self) { return to_python(self.get().root()); },
+            nb::sig("def root(self, /) -> str"), "The path of the part that names are relative to.")
+        .def_prop_ro(
+            "parts", [](const Handle& self) { return to_python(self.get().parts()); },
+            nb::sig("def parts(self, /) -> list[str]"), "Arguments for below().")
+        .def_prop_ro("layout", layout, nb::sig("def layout(self, /) -> Layout | None"),
+                     "What the folder of a training framework says of the run.")
+        .def_prop_ro(
+            "total_bytes", [](const Handle& self) { return self.get().total_bytes(); },
+            nb::sig("def total_bytes(self, /) -> int"), "The size of all values; a tied tensor counts once.")
+        .def("select", selected, nb::arg("patterns"),
+             nb::sig("def select(self, patterns: str | list[str]) -> Checkpoint"),
+             "Returns a checkpoint of the tensors whose names match one of the patterns of a shell, \"*.attn.*\".")
+        .def("renamed", renamed, nb::arg("function"),
+             nb::sig("def renamed(self, function: collections.abc.Callable[[str], str]) -> Checkpoint"),
+             "Returns a checkpoint of the same tensors under the names that `function` gives.")
+        .def("below", below, nb::arg("path"), nb::sig("def below(self, path: str) -> Checkpoint"),
+             "Returns a checkpoint of one part of a nested state dict, \"state_dict\"; names are relative to it.")
+        .def("optimizer", optimizer, nb::sig("def optimizer(self) -> Checkpoint | None"),
+             "Returns the state of the optimizer, of a training folder or beside the model.")
+        .def("training", training, nb::sig("def training(self) -> Training"), "Returns how far the training had come.")
+        .def("residency", residency, nb::arg("patterns") = nb::none(),
+             nb::sig("def residency(self, patterns: str | list[str] | None = None) -> Residency"),
+             "Returns how many bytes of the selected tensors are in memory, and of how many that is known.")
         .def("prefetch", prefetch, nb::arg("patterns") = nb::none(), nb::kw_only(), nb::arg("progress") = nb::none(),
-             nb::arg("threads") = 0U)
-        .def("evict", evict, nb::arg("patterns") = nb::none())
-        .def("close", [](Handle& self) { self.checkpoint.reset(); })
-        .def("__enter__", [](nb::object self) { return self; })
-        .def("__exit__", [](Handle& self, const nb::args&) { self.checkpoint.reset(); })
+             nb::arg("threads") = 0U,
+             nb::sig("def prefetch(self, patterns: str | list[str] | None = None, *, progress: object = None, "
+                     "threads: int = 0) -> None"),
+             "Reads the selected tensors into the page cache, and returns when they are there.")
+        .def("evict", evict, nb::arg("patterns") = nb::none(),
+             nb::sig("def evict(self, patterns: str | list[str] | None = None) -> None"),
+             "Evicts the selected tensors from the page cache.")
+        .def(
+            "close", [](Handle& self) { self.checkpoint.reset(); }, nb::sig("def close(self) -> None"),
+            "Lets go of the files. Tensors of the checkpoint stay valid.")
+        .def(
+            "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Checkpoint"))
+        .def(
+            "__exit__", [](Handle& self, const nb::args&) { self.checkpoint.reset(); },
+            nb::sig("def __exit__(self, *error: object) -> None"))
         .def("__repr__", description)
         .def("__reduce__", reduced);
 }

@@ -316,23 +316,60 @@ LazyTensor lazy_from(std::string name, nb::handle value) {
 
 void bind_tensor(nb::module_& module) {
     nb::class_<Memory>(module, "_Memory", nb::type_slots(memory_slots));
-    nb::class_<Tensor>(module, "LazyTensor", nb::is_final())
-        .def_prop_ro("name", [](const Tensor& self) { return to_python(self.lazy.name()); })
-        .def_prop_ro("dtype", [](const Tensor& self) { return to_python(name(self.lazy.dtype())); })
-        .def_prop_ro("shape", [](const Tensor& self) { return to_python(self.lazy.shape()); })
-        .def_prop_ro("ndim", [](const Tensor& self) { return self.lazy.shape().size(); })
-        .def_prop_ro("size", [](const Tensor& self) { return self.lazy.element_count(); })
-        .def_prop_ro("nbytes", [](const Tensor& self) { return self.lazy.nbytes(); })
-        .def("torch", tensor_to_torch, nb::kw_only(), nb::arg("copy") = false)
-        .def("numpy", tensor_to_numpy, nb::kw_only(), nb::arg("copy") = false)
-        .def("to", cast_to, nb::arg("dtype"))
-        .def("__getitem__", sliced)
+    nb::class_<Tensor>(module, "LazyTensor", nb::is_final(), R"doc(A tensor of a checkpoint that has not been read.
+
+It has a name, a dtype and a shape. Slices and casts of it are lazy, too. Only torch(), numpy() and the protocols of
+arrays read its bytes, or map them without reading. It may outlive its checkpoint. All threads may use it.
+
+Example:
+    rows = checkpoint["wte.weight"][0:4096, ::2].to("f32").torch())doc")
+        .def_prop_ro(
+            "name", [](const Tensor& self) { return to_python(self.lazy.name()); }, nb::sig("def name(self, /) -> str"))
+        .def_prop_ro(
+            "dtype", [](const Tensor& self) { return to_python(name(self.lazy.dtype())); },
+            nb::sig("def dtype(self, /) -> str"),
+            R"doc(The name in safetensors, "BF16", or torch's if there is none, "complex128".)doc")
+        .def_prop_ro(
+            "shape", [](const Tensor& self) { return to_python(self.lazy.shape()); },
+            nb::sig("def shape(self, /) -> tuple[int, ...]"))
+        .def_prop_ro(
+            "ndim", [](const Tensor& self) { return self.lazy.shape().size(); }, nb::sig("def ndim(self, /) -> int"))
+        .def_prop_ro(
+            "size", [](const Tensor& self) { return self.lazy.element_count(); }, nb::sig("def size(self, /) -> int"),
+            "The number of elements.")
+        .def_prop_ro(
+            "nbytes", [](const Tensor& self) { return self.lazy.nbytes(); }, nb::sig("def nbytes(self, /) -> int"),
+            "The size of the value in bytes.")
+        .def("torch", tensor_to_torch, nb::kw_only(), nb::arg("copy") = false,
+             nb::sig("def torch(self, *, copy: bool = False) -> torch.Tensor"),
+             R"doc(Returns the value as a torch.Tensor on the CPU.
+
+Without `copy`, the tensor is the mapped file: nothing is read before its elements are touched. Writing to it changes
+no file. Memory is copied where torch needs that: casts, values in several pieces, negative strides, compressed
+records, and sources that may not be written to.)doc")
+        .def(
+            "numpy", tensor_to_numpy, nb::kw_only(), nb::arg("copy") = false,
+            nb::sig("def numpy(self, *, copy: bool = False) -> numpy.ndarray"),
+            R"doc(Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where that is possible.
+
+NumPy has no BF16 and F8: their dtypes are those of the package ml_dtypes. Raises ImportError without it.)doc")
+        .def("to", cast_to, nb::arg("dtype"), nb::sig("def to(self, dtype: object) -> LazyTensor"),
+             R"doc(Returns a lazy tensor that is cast when it is read: "bf16", torch.bfloat16, numpy.float16.
+
+Floating-point dtypes can be cast to each other, rounding to nearest even. Raises SafemapError (unsupported_cast).)doc")
+        .def("__getitem__", sliced, nb::sig("def __getitem__(self, index: object, /) -> LazyTensor"),
+             "Returns a lazy part: integers, slices (also with negative steps) and `...`. Reads nothing.")
         .def("__len__", length)
         .def("__repr__", description)
-        .def("__array__", array_of, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
+        .def("__array__", array_of, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+             nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.ndarray"))
         .def("__dlpack__", dlpack_of, nb::kw_only(), nb::arg("stream") = nb::none(),
-             nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
-        .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(1, 0); })
+             nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
+             nb::sig("def __dlpack__(self, *, stream: object = None, max_version: tuple[int, int] | None = None, "
+                     "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object"))
+        .def(
+            "__dlpack_device__", [](const Tensor&) { return nb::make_tuple(1, 0); },
+            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
         .def("__reduce__", reduced);
 }
 
