@@ -77,7 +77,7 @@ void set_option(OpenOptions& options, const std::string& key, nb::handle value) 
     else if (key == "root_auto") options.root_auto = flag();
     else if (key == "stored_names") options.stored_names = flag();
     else if (key == "ema") options.ema = flag();
-    else if (key == "threads") options.work.threads = static_cast<unsigned>(nb::cast<std::uint32_t>(value));
+    else if (key == "threads") options.work.threads = count_from(value, "threads");
     else throw nb::type_error(("open() has no option '" + key + "'").c_str());
 }
 

@@ -118,6 +118,14 @@ std::uint64_t size_from(nb::handle value) {
     return cli::parse_size(text_from(value, "a size"));
 }
 
+unsigned count_from(nb::handle value, const char* what) {
+    if (!PyLong_Check(value.ptr()) || PyBool_Check(value.ptr()))
+        wrong_type((std::string("an int for ") + what).c_str(), value);
+    const long long number = index_from(value);
+    if (number >= 0 && number <= std::numeric_limits<unsigned>::max()) return static_cast<unsigned>(number);
+    raise(Error(Errc::invalid_argument, std::string(what) + " is " + std::to_string(number) + "; expected 0 or more"));
+}
+
 Selection selection_from(nb::handle value) {
     if (value.is_none()) return {};
     if (PyUnicode_Check(value.ptr())) return Selection::glob(text_from(value, "a pattern"));

@@ -46,6 +46,8 @@ void bind_checkpoint(nb::module_& module);
 [[nodiscard]] Dtype dtype_from(nb::handle value);
 /// Returns a number of bytes: an int, or a text such as "5GB", as the command line takes it.
 [[nodiscard]] std::uint64_t size_from(nb::handle value);
+/// Returns a count such as a number of threads. Raises TypeError for anything but an int; `what` names the argument.
+[[nodiscard]] unsigned count_from(nb::handle value, const char* what);
 /// Returns the selection of None (everything), a glob, or a list of globs.
 [[nodiscard]] Selection selection_from(nb::handle value);
 /// Returns the indices of `tensor[key]`: integers, ranges and an ellipsis.
