@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -116,9 +117,42 @@ public:
     /// file: if it ends in ".safetensors", the bytes are read as safetensors. Throws as opening a file does.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
 
-    /// Returns the format that was found.
+    /// Makes a checkpoint of tensors that the caller has, such as a LazyTensor over memory. It is the checkpoint that a
+    /// safetensors file with these tensors in this order, and with `metadata` as its `__metadata__`, opens as: a pair
+    /// (alias, name of a tensor) declares a tie, and a structure document is read. `aliases` declares further ties, as
+    /// the ones of a `.pt`: in each group the name of a tensor comes first, and then its other names. save() writes
+    /// `__metadata__[alias] = name` for them.
+    ///
+    /// Reads no tensor, copies no value, and keeps the sources of the tensors alive. LazyTensor says when the caller
+    /// may change bytes. files(), optimizer() and fingerprint() have nothing. save() checks names and metadata: for
+    /// UTF-8, NUL, and names that are reserved.
+    ///
+    /// Throws name_collision if two names are equal, or if an alias is the key of a pair of `metadata` with another
+    /// value; tensor_not_found if no tensor has the first name of a group; invalid_argument for an empty group;
+    /// shape_overflow if the total size does not fit in 64 bits; and for a structure document whatever opening throws.
+    /// Takes time linear in all names.
+    static Checkpoint of(std::span<const LazyTensor> tensors, std::map<std::string, std::string> metadata = {},
+                         std::span<const AliasGroup> aliases = {});
+    /// Makes a checkpoint of a nested state dict that the caller has. It is the checkpoint that a `.pt` with this tree
+    /// opens as: names, parts, ties, skipped objects and notes are the same, and save() writes the structure document.
+    /// So the only entry of the root that holds tensors is taken, unless `options.root` says otherwise. `root`,
+    /// `root_auto`, `stored_names` and `ema` are the only options with an effect.
+    ///
+    /// Nodes that the root does not lead to are dropped, and so are the names that tensors of the tree have.
+    /// Containers may be shared, or be in a cycle. Tensors are tied if they are copies of one LazyTensor, or have the
+    /// same address in memory, dtype, shape and strides. tree() has new numbers for the nodes.
+    ///
+    /// Reads no tensor, copies no value, and keeps the sources of the tensors alive. LazyTensor says when the caller
+    /// may change bytes. format() is Format::torch; files(), globals(), optimizer() and fingerprint() have nothing.
+    ///
+    /// Throws invalid_argument for a tree without nodes, and for a node that refers to a number beyond the nodes; and
+    /// as OpenOptions::root and OpenOptions::ema say. Takes time linear in the tree, but n log n for n tensors in
+    /// memory.
+    static Checkpoint of(StateTree tree, const OpenOptions& options = {});
+
+    /// Returns the format that was found: safetensors for of() of a list, and torch for of() of a tree.
     Format format() const noexcept;
-    /// Returns the files of the checkpoint, as an index or the file system names them.
+    /// Returns the files of the checkpoint, as an index or the file system names them. Empty for tensors of the caller.
     const std::vector<std::string>& files() const& noexcept;
     const std::vector<std::string>& files() const&& = delete;
     /// Returns the pairs of `__metadata__`, sorted by key, without a structure document (see tree()):
@@ -130,6 +164,19 @@ public:
     ///   the index's value counts
     const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
     const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
+    /// Returns the pairs of `__metadata__` as the files have them, sorted by key: also a structure document, the keys
+    /// of safemap that metadata() lacks, and other names of tied tensors as they are stored, whatever select(),
+    /// renamed() and OpenOptions::root gave.
+    ///
+    /// - of a single safetensors file: its own pairs
+    /// - of an index: its strings, and the pairs that all shards agree on, as metadata() has them
+    /// - of a list of files: the pairs that metadata() has
+    /// - of tensors of the caller: `metadata` without a structure document
+    /// - of a `.pt`: none
+    ///
+    /// A document is not kept in memory. If there was one, the header of the file is read again, or the index: throws
+    /// file_changed if it has changed, and whatever reading throws.
+    [[nodiscard]] std::vector<std::pair<std::string, std::string>> raw_metadata() const;
     /// Returns true if the file, or one of several files, has a `__metadata__`, even an empty one, or if the `metadata`
     /// of an index has a string. A structure document counts, although metadata() does not list it. Returns false for
     /// `.pt`.

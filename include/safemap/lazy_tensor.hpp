@@ -42,6 +42,11 @@ public:
     /// reaches outside `stored`, or if the numbers of its strides and dimensions differ; shape_overflow; and
     /// partial_byte if it cuts bytes of a dtype whose elements are smaller than a byte.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
+    /// Makes a tensor over memory, with the strides of `value`. Copies nothing: shares the bytes, and keeps their owner
+    /// alive. view() of it gives the same bytes and strides, and is writable if `value` is. The caller must not change
+    /// the bytes while an operation reads them, such as a save or diff(); changes between operations show. Throws
+    /// shape_overflow if the size of the value does not fit in 64 bits, because its elements are repeated.
+    LazyTensor(std::string name, TensorView value);
     LazyTensor(const LazyTensor&) = default;
     LazyTensor& operator=(const LazyTensor&) = default;
     LazyTensor(LazyTensor&& other) noexcept;

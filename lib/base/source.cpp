@@ -3,6 +3,7 @@
 #include <safemap/source.hpp>
 
 #include "base/folder.hpp"
+#include "base/memory.hpp"
 #include "base/text.hpp"
 
 #include <cstring>
@@ -39,6 +40,8 @@ public:
         require_inside(extent, size(), name_);
         return {extent.size, extent.size};
     }
+
+    const std::byte* address() const noexcept { return bytes_.bytes.data(); }
 
 private:
     std::string name_;
@@ -96,6 +99,11 @@ std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes)
 std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes) {
     const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
     return memory_source(std::move(name), SharedBytes{*owner, owner});
+}
+
+const std::byte* address_of(const Source& source) noexcept {
+    const auto* const memory = dynamic_cast<const MemorySource*>(&source);
+    return memory == nullptr ? nullptr : memory->address();
 }
 
 std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t size,

@@ -15,6 +15,8 @@
 #include "state/parts.hpp"
 
 #include <algorithm>
+#include <string>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -53,9 +55,16 @@ const StateTree* Checkpoint::State::tree() const {
 void Checkpoint::State::index_tensors() { names.add_all(NamesOf(contents.tensors)); }
 
 void Checkpoint::State::alias_by_metadata() {
-    std::vector<AliasGroup> groups;
-    std::vector<std::uint32_t> group_of(contents.metadata.empty() ? 0 : contents.tensors.size(), UINT32_MAX);
+    if (contents.metadata.empty()) return;
+    std::vector<AliasGroup>& groups = contents.aliases;
+    std::vector<std::uint32_t> group_of(contents.tensors.size(), UINT32_MAX);
+    std::unordered_set<std::string> known;  // ties that the caller has declared
+    for (std::uint32_t i = 0; i < groups.size(); ++i) {
+        known.insert(groups[i].begin() + 1, groups[i].end());
+        if (const auto tensor = number(groups[i].front())) group_of[*tensor] = i;
+    }
     const auto alias = [&](const std::string& dropped, std::uint32_t tensor) {
+        if (known.contains(dropped)) return;
         if (group_of[tensor] == UINT32_MAX) {
             group_of[tensor] = static_cast<std::uint32_t>(groups.size());
             groups.push_back({contents.tensors[tensor].name()});
@@ -64,7 +73,6 @@ void Checkpoint::State::alias_by_metadata() {
     };
     safetensors::for_each_alias(
         contents.metadata, [this](std::string_view name) { return number(name); }, alias);
-    for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
 }
 
 void Checkpoint::State::add_aliases(const AliasGroup& group) {
@@ -124,6 +132,10 @@ Format Checkpoint::format() const noexcept { return state_->contents.format; }
 const std::vector<std::string>& Checkpoint::files() const& noexcept { return state_->contents.files; }
 const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() const& noexcept {
     return state_->contents.metadata;
+}
+std::vector<std::pair<std::string, std::string>> Checkpoint::raw_metadata() const {
+    const Contents& opened = (state_->origin ? state_->origin : state_)->contents;
+    return opened.raw_metadata ? opened.raw_metadata() : opened.metadata;
 }
 bool Checkpoint::has_metadata() const noexcept { return state_->contents.has_metadata; }
 const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }

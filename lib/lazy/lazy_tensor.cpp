@@ -46,6 +46,30 @@ const std::shared_ptr<const StoredTensor>& required(const std::shared_ptr<const 
     return stored;
 }
 
+/// The elements in memory from the lowest to the highest of a value, and the view of them that the value is.
+struct InMemory {
+    std::shared_ptr<const StoredTensor> stored = {};
+    StridedView view = {};
+    bool whole = false;  ///< true if the view is all elements, row-major
+};
+
+InMemory in_memory(const TensorView& value) {
+    InMemory memory{.view = {value.shape(), value.strides(), 0}};
+    const auto reach = value.element_count() == 0 ? std::nullopt : reach_of(memory.view);
+    const std::uint64_t elements = reach ? static_cast<std::uint64_t>(reach->last - reach->first) + 1 : 0;
+    const std::uint64_t below = reach ? static_cast<std::uint64_t>(-reach->first) : 0;
+    memory.view.offset = static_cast<std::int64_t>(below);
+    memory.whole = memory.view.strides == row_major(memory.view.shape);
+
+    const Dtype dtype = value.dtype();
+    const SharedBytes bytes{{value.data() - below * bits(dtype) / 8, byte_size(dtype, elements).value_or(0)},
+                            value.owner(),
+                            value.writable()};
+    memory.stored =
+        stored_run(dtype, memory.whole ? memory.view.shape : Shape{elements}, memory_source("memory", bytes), 0);
+    return memory;
+}
+
 }  // namespace
 
 bool can_cast(Dtype from, Dtype to) noexcept { return from == to || (is_castable(from) && is_castable(to)); }
@@ -60,6 +84,14 @@ LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> sto
     if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, view))
         throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype_)) + " cuts bytes");
     view_ = std::make_shared<const StridedView>(std::move(view));
+}
+
+LazyTensor::LazyTensor(std::string name, TensorView value) : name_(std::move(name)), dtype_(value.dtype()) {
+    InMemory memory = in_memory(value);
+    stored_ = std::move(memory.stored);
+    if (memory.whole) return;
+    check_reach(*stored_, memory.view);
+    view_ = std::make_shared<const StridedView>(std::move(memory.view));
 }
 
 // Pieces are shared, not moved: a tensor without any would be an exception to each member.

@@ -61,6 +61,18 @@ private:
     const Source& source_;
 };
 
+/// Reads the metadata of a file that has been opened. Throws file_changed if it has changed.
+state::Metadata read_metadata_again(const Source& source) {
+    return about_file(source.name(), [&] {
+        ThrowFirst faults;
+        source.require_unchanged();
+        auto header =
+            safetensors::read_header(source, safetensors::Rules::lenient, safetensors::longest_header, faults);
+        source.require_unchanged();
+        return std::move(header.metadata);
+    });
+}
+
 }  // namespace
 
 Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
@@ -84,8 +96,12 @@ Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOpt
 
 Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     Contents contents = read_tensors(source, options, faults);
+    const std::size_t pairs = contents.metadata.size();
     take_structure(contents, options.policy, faults);
     if (!contents.tree && options.olmo_names) take_olmo_names(contents, options);
+    // The names of ties may change only with a tree, or with averages.
+    if (contents.metadata.size() != pairs || contents.tree || options.ema)
+        contents.raw_metadata = [source] { return read_metadata_again(*source); };
     return contents;
 }
 

@@ -224,12 +224,31 @@ private:
     Joined joined_;
 };
 
-/// Merges the metadata: the strings of the index, and the strings of the shards with other keys.
-void merge_metadata(const Index& index, Contents& contents) {
+/// Returns the strings of the index, and the strings of the shards with other keys.
+state::Metadata merged_metadata(const Index& index, const state::Metadata& of_shards) {
     std::map<std::string, std::string> merged(index.metadata.begin(), index.metadata.end());
-    merged.insert(contents.metadata.begin(), contents.metadata.end());
-    contents.metadata.assign(merged.begin(), merged.end());
+    merged.insert(of_shards.begin(), of_shards.end());
+    return {merged.begin(), merged.end()};
+}
+
+/// Merges the metadata, and takes the structure document out of it.
+void take_metadata(const Index& index, const std::shared_ptr<const Source>& source, const OpenOptions& options,
+                   FaultSink& faults, Contents& contents) {
+    state::Metadata of_shards = std::move(contents.metadata);
+    contents.metadata = merged_metadata(index, of_shards);
     contents.has_metadata = contents.has_metadata || !index.metadata.empty();
+    const std::size_t pairs = contents.metadata.size();
+    take_structure(contents, options.policy, faults);
+    if (contents.metadata.size() == pairs && !options.ema) return;
+    contents.raw_metadata = [source, of_shards = std::move(of_shards)] {
+        return about_file(source->name(), [&] {
+            ThrowFirst first;
+            source->require_unchanged();
+            const Index again = safetensors::read_index(*source, first);
+            source->require_unchanged();
+            return merged_metadata(again, of_shards);
+        });
+    };
 }
 
 void compare_total_size(const Index& index, Contents& contents) {
@@ -285,10 +304,9 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
         else merge.add(shard);
     }
     Contents contents = merge.take();
-    merge_metadata(index, contents);
     compare_total_size(index, contents);
     judge_repeated(index, options.policy, with_path, contents);
-    take_structure(contents, options.policy, with_path);
+    take_metadata(index, index_source, options, with_path, contents);
     return contents;
 }
 

@@ -81,6 +81,9 @@ struct Contents {
     std::vector<std::string> files = {};
     Metadata metadata = {};
     bool has_metadata = false;  ///< true if the file has metadata, even if it is empty
+    /// Reads the metadata again, as the file has it; empty if that is `metadata`. May be called from several threads at
+    /// once.
+    std::function<Metadata()> raw_metadata = {};
     std::vector<std::string> notes = {};
     std::vector<SkippedObject> skipped = {};
     std::vector<AliasGroup> aliases = {};
