@@ -7,7 +7,7 @@
 
 namespace safemap::cli {
 
-/// The processes that were started together with this one. There is one object, in main().
+/// The processes that were started together with this one. There is one object, in run().
 class Nodes {
 public:
     Nodes() = default;

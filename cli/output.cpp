@@ -58,9 +58,9 @@ std::string alarmed(std::string_view text) {
     return has_colours(STDOUT_FILENO) ? fmt::format("\x1b[31m{}\x1b[0m", text) : std::string(text);
 }
 
-std::string shell_line(std::span<const char* const> words) {
+std::string shell_line(std::span<const std::string> words) {
     std::string line;
-    for (const char* const word : words) line += (line.empty() ? "" : " ") + shell_word(word);
+    for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_word(word);
     return line;
 }
 

@@ -31,7 +31,7 @@ std::string count_text(std::uint64_t count, std::string_view noun);
 
 /// Returns words as one line that a shell reads as these words: "safemap convert 'my model' out". A word with
 /// characters that printable() escapes is in $'...', which bash and zsh know.
-std::string shell_line(std::span<const char* const> words);
+std::string shell_line(std::span<const std::string> words);
 
 /// A writer of JSON that adds commas, colons and escapes. The caller pairs begin and end.
 class JsonWriter {

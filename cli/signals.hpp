@@ -2,13 +2,25 @@
 // removes the unfinished output, or keeps what --resume can continue from.
 #pragma once
 
+#include <array>
+#include <csignal>
 #include <string_view>
 
 namespace safemap::cli {
 
-/// Handles SIGINT and SIGTERM, and ignores SIGPIPE, so that a closed pipe is an error. Call it once, before threads
-/// start. If `json` is true, a cancelled run prints its error as an object on stdout.
-void install_signals(bool json);
+/// Handles SIGINT, SIGTERM and SIGHUP, and ignores SIGPIPE, so that a closed pipe is an error, for its lifetime. Then
+/// the signals do what they did before. Make it once at a time, before threads start. If `json` is true, a cancelled
+/// run prints its error as an object on stdout.
+class SignalHandlers {
+public:
+    explicit SignalHandlers(bool json) noexcept;
+    ~SignalHandlers();
+    SignalHandlers(const SignalHandlers&) = delete;
+    SignalHandlers& operator=(const SignalHandlers&) = delete;
+
+private:
+    std::array<struct sigaction, 5> before_;
+};
 
 /// A scope in which a signal is only recorded and the work goes on. Outside of it, a signal ends the program at once,
 /// which is safe while nothing is written.
@@ -23,7 +35,7 @@ public:
     static bool cancelled() noexcept;
 };
 
-/// Gives the handler a hint to print with its message. Call it on the main thread, at most once.
+/// Gives the handler a hint to print with its message. Call it on the thread of the handlers, at most once for them.
 void hint_for_signals(std::string_view hint);
 
 /// Tells the handler that a result or an error has been printed: a signal then prints nothing. With false, a signal

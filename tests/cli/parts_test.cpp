@@ -10,10 +10,12 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "rename.hpp"
+#include "run.hpp"
 #include "suggest.hpp"
 
 #include "doctest_safemap.hpp"
 
+#include <csignal>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -33,11 +35,39 @@ std::string text_of(const JsonWriter& json) {
     return text;
 }
 
+/// Returns the exit code of one call, as Python makes it.
+int run_in_this_process(const std::vector<std::string>& words) {
+    return run(std::vector<std::string>{"python3", "-m", "safemap"}, words);
+}
+
+using SignalHandler = void (*)(int);
+
+SignalHandler handler_of(int signal) {
+    struct sigaction action = {};
+    ::sigaction(signal, nullptr, &action);
+    return action.sa_handler;
+}
+
 }  // namespace
+
+TEST_SUITE("run") {
+    TEST_CASE("a process that goes on can call the command line often, and keeps its handlers of signals") {
+        const SignalHandler ours = [](int) {};
+        const SignalHandler before = std::signal(SIGINT, ours);
+        const SignalHandler of_pipe = handler_of(SIGPIPE);
+        const std::string file = SAFEMAP_TEST_DATA "/pt/aligned_1.pt";
+        CHECK(run_in_this_process({"verify", "--quiet", file}) == 0);
+        CHECK(run_in_this_process({"verify", "--quiet", file + ".missing"}) != 0);
+        CHECK(run_in_this_process({"verify", "--quiet", file}) == 0);
+        CHECK((handler_of(SIGINT) == ours));
+        CHECK((handler_of(SIGPIPE) == of_pipe));
+        std::signal(SIGINT, before);
+    }
+}
 
 TEST_SUITE("parse") {
     TEST_CASE("a call is printed so that a shell reads the same words") {
-        const auto line = [](std::vector<const char*> words) { return shell_line(words); };
+        const auto line = [](std::vector<std::string> words) { return shell_line(words); };
         CHECK(line({"./safemap", "convert", "run/a.pt", "out", "--dtype=bf16"}) ==
               "./safemap convert run/a.pt out --dtype=bf16");
         CHECK(line({"a b", "$x", "*.pt", "~", "", "a\\b", "a;b"}) == R"('a b' '$x' '*.pt' '~' '' 'a\b' 'a;b')");
