@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI {
 /// The algorithm of a digest.
 enum class DigestAlgorithm : std::uint8_t {
     xxh3_128,  ///< as fast as memory; detects accidents, not attacks: two tensors with one digest are easy to make
-    sha256     ///< for data from an adversary; needs a build with libcrypto
+    sha256     ///< for data from an adversary; needs a build with libcrypto, or set_sha256()
 };
 /// Returns "xxh3-128" or "sha256".
 [[nodiscard]] SAFEMAP_API std::string_view name(DigestAlgorithm algorithm) noexcept;
@@ -53,9 +53,9 @@ struct DigestOptions {
 
 /// Computes a digest of the row-major little-endian bytes of each selected tensor, with XXH3-128 in canonical byte
 /// order or with SHA-256. Equal values have equal digests in a `.pt`, in one file or in shards, and on a device. Throws
-/// cancelled, invalid_argument for SHA-256 in a build without libcrypto, and whatever reading throws. Tensors, and
-/// blocks of one tensor, are read in parallel, but each tensor is hashed in order. Memory does not grow with the size
-/// of tensors.
+/// cancelled, invalid_argument for SHA-256 in a build without libcrypto (set_sha256() in safemap/advanced/sha256.hpp
+/// replaces it), and whatever reading throws. Tensors, and blocks of one tensor, are read in parallel, but each tensor
+/// is hashed in order. Memory does not grow with the size of tensors.
 SAFEMAP_API CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options = {});
 /// Returns the digest of one tensor, which may be a slice or a cast. Throws as digests() does. Cannot be cancelled.
 [[nodiscard]] SAFEMAP_API std::string digest(const LazyTensor& tensor,

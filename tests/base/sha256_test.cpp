@@ -6,8 +6,10 @@
 #include "torch/sha256.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,7 +30,38 @@ std::optional<Sha256> hash() {
     }
 }
 
+/// A hash of a caller: keeps all bytes, and counts itself.
+class CallersSha256 final : public Sha256Stream {
+public:
+    CallersSha256() { ++begun; }
+    void update(std::span<const std::byte> bytes) override { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
+    Sha256Digest digest() const override {
+        const std::string digits = sha256(bytes_);
+        Sha256Digest digest;
+        for (std::size_t i = 0; i < digest.size(); ++i)
+            digest[i] = static_cast<std::byte>(std::stoul(digits.substr(2 * i, 2), nullptr, 16));
+        return digest;
+    }
+
+    static inline int begun = 0;
+
+private:
+    std::vector<std::byte> bytes_;
+};
+
 }  // namespace
+
+TEST_CASE("a caller's SHA-256 replaces that of libcrypto, and null brings it back") {
+    set_sha256([]() -> std::unique_ptr<Sha256Stream> { return std::make_unique<CallersSha256>(); });
+    const int before = CallersSha256::begun;
+    Sha256 sha;
+    sha.update(std::as_bytes(std::span(std::string_view("ab"))));
+    sha.update(std::as_bytes(std::span(std::string_view("c"))));
+    CHECK(hex(sha.digest()) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    set_sha256(nullptr);
+    [[maybe_unused]] const auto other = hash();
+    CHECK(CallersSha256::begun == before + 1);
+}
 
 TEST_CASE("SHA-256 of known texts is what FIPS 180-4 says") {
     auto sha = hash();

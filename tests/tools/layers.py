@@ -34,7 +34,7 @@ MAY_INCLUDE = {
 OWNER = {
     'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'sink': 'base',
     'source': 'base',
-    'advanced/fold': 'base', 'advanced/text': 'base',
+    'advanced/fold': 'base', 'advanced/sha256': 'base', 'advanced/text': 'base',
     'advanced/file': 'io',
     'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor', 'tensor_view': 'tensor',
     'advanced/dlpack': 'tensor', 'advanced/dtypes': 'tensor', 'advanced/small_floats': 'tensor',
@@ -55,7 +55,7 @@ OWNER = {
 THIRD_PARTY = {
     'simdjson.h': ['lib/base/json.cpp', 'lib/safetensors/header.cpp'],
     'boost/*': ['lib/io/mapping.cpp'],
-    'openssl/*': ['lib/base/sha256.cpp'],
+    'openssl/*': ['lib/base/libcrypto.cpp'],
     'xxhash.h': ['lib/base/checksum.cpp'],
     'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'bench/base/slices_bench.cpp',
                'bench/make_pt.cpp', 'tests/*'],
