@@ -31,21 +31,6 @@ Checkpoint open_list(nb::handle list, const OpenOptions& options) {
     return *opened;
 }
 
-Checkpoint open_any(nb::handle path, const OpenOptions& options) {
-    if (is_list(path)) return open_list(path, options);
-    std::shared_ptr<const Source> source;
-    if (!is_path(path)) source = source_from(path);
-    if (!is_path(path) && !source) wrong_type("a path, a list of paths, bytes, or a binary file object", path);
-    const std::filesystem::path file = source ? std::filesystem::path() : path_from(path);
-    std::optional<Checkpoint> opened;
-    interruptible([&](const std::stop_token& stop) {
-        OpenOptions with_stop = options;
-        with_stop.work.monitor.stop = stop;
-        opened = source ? Checkpoint::open(source, with_stop) : Checkpoint::open(file, with_stop);
-    });
-    return *opened;
-}
-
 Access access_from(const std::string& text) {
     if (text == "private_copy") return Access::private_copy;
     if (text == "automatic") return Access::automatic;
@@ -99,6 +84,11 @@ Handle open(nb::handle path, const nb::kwargs& keywords) {
     const bool paths = is_list(path) ? nb::len(path) > 0 && is_path(path[0]) : is_path(path);
     if (paths) handle.origin = origin_of(path, keywords);
     return handle;
+}
+
+Handle of(const nb::object& tensors, const nb::object& metadata) {
+    return {checkpoint_of(tensors, metadata.is_none() ? std::map<std::string, std::string>() : texts_from(metadata)),
+            nb::none()};
 }
 
 /// Returns a checkpoint made of another one by a method, which its origin names.
@@ -257,6 +247,21 @@ std::string description(const Handle& self) {
 
 }  // namespace
 
+Checkpoint open_any(nb::handle path, const OpenOptions& options) {
+    if (is_list(path)) return open_list(path, options);
+    std::shared_ptr<const Source> source;
+    if (!is_path(path)) source = source_from(path);
+    if (!is_path(path) && !source) wrong_type("a path, a list of paths, bytes, or a binary file object", path);
+    const std::filesystem::path file = source ? std::filesystem::path() : path_from(path);
+    std::optional<Checkpoint> opened;
+    interruptible([&](const std::stop_token& stop) {
+        OpenOptions with_stop = options;
+        with_stop.work.monitor.stop = stop;
+        opened = source ? Checkpoint::open(source, with_stop) : Checkpoint::open(file, with_stop);
+    });
+    return *opened;
+}
+
 const Checkpoint& Handle::get() const {
     if (!checkpoint) raise(Error(Errc::invalid_argument, "the checkpoint is closed"));
     return *checkpoint;
@@ -299,6 +304,19 @@ was opened from a path: another process opens it again.
 Example:
     with safemap.open("model/") as checkpoint:
         weight = checkpoint["model.embed_tokens.weight"].torch())doc")
+        .def_static("of", of, nb::arg("tensors"), nb::kw_only(), nb::arg("metadata") = nb::none(),
+                    nb::sig("def of(tensors: collections.abc.Mapping[str, typing.Any], *, "
+                            "metadata: collections.abc.Mapping[str, str] | None = None) -> Checkpoint"),
+                    R"doc(Returns a checkpoint of a dict of tensors of torch or NumPy, or of LazyTensors.
+
+Shares their memory, which must not change while it is read. Tensors of torch with the same storage, offset, shape and
+strides are tied. A tensor on a GPU is copied to the host when it is read, block by block.
+
+Raises TypeError for other values, and SafemapError for sparse, quantized and meta tensors.
+
+Example:
+    trained = safemap.Checkpoint.of(model.state_dict())
+    print(safemap.digests(trained).checkpoint))doc")
         .def("__getitem__", item, nb::sig("def __getitem__(self, name: str, /) -> LazyTensor"))
         .def("__contains__", contains)
         .def("__len__", count, "Returns the number of names, which counts tied tensors once for each name.")

@@ -89,6 +89,18 @@ std::string text_from(nb::handle value, const char* what) {
     return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
 }
 
+std::map<std::string, std::string> texts_from(nb::handle mapping) {
+    std::map<std::string, std::string> texts;
+    for (const nb::handle pair : nb::iter(pairs_of(mapping, "a dict of texts")))
+        texts.insert_or_assign(text_from(pair[0], "a key"), text_from(pair[1], "a value"));
+    return texts;
+}
+
+nb::object pairs_of(nb::handle mapping, const char* wanted) {
+    if (!nb::hasattr(mapping, "items") || PyType_Check(mapping.ptr())) wrong_type(wanted, mapping);
+    return mapping.attr("items")();
+}
+
 bool is_path(nb::handle value) { return PyUnicode_Check(value.ptr()) || nb::hasattr(value, "__fspath__"); }
 
 std::filesystem::path path_from(nb::handle value) {

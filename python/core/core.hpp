@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -37,6 +38,10 @@ void bind_checkpoint(nb::module_& module);
 [[nodiscard]] nb::object to_python(const Shape& shape);
 /// Returns the text of a str. Raises TypeError for anything else; `what` names the argument.
 [[nodiscard]] std::string text_from(nb::handle value, const char* what);
+/// Returns a dict of texts, such as metadata. Raises TypeError for anything else.
+[[nodiscard]] std::map<std::string, std::string> texts_from(nb::handle mapping);
+/// Returns the pairs of a dict or another mapping. Raises TypeError for anything else; `wanted` says what was expected.
+[[nodiscard]] nb::object pairs_of(nb::handle mapping, const char* wanted);
 /// Returns the path of a str, a bytes or an os.PathLike. Raises TypeError for anything else.
 [[nodiscard]] std::filesystem::path path_from(nb::handle value);
 /// Returns true if path_from() takes the value.
@@ -114,7 +119,35 @@ struct Handle {
 [[nodiscard]] nb::object to_torch(const TensorView& view);
 /// Returns the tensor as numpy.ndarray. Raises ImportError without NumPy, or without ml_dtypes where that is needed.
 [[nodiscard]] nb::object to_numpy(const TensorView& view);
-/// Returns a lazy tensor over the memory of a torch.Tensor, numpy.ndarray, LazyTensor, or object with __dlpack__.
+/// Returns a lazy tensor over the memory of a torch.Tensor, numpy.ndarray, LazyTensor, or object with __dlpack__, and
+/// keeps that alive. Copies nothing, except pairs of float4 that are not contiguous. A tensor of torch on another device
+/// is copied to the host when it is read, block by block. Raises TypeError for other values, and for arrays of objects,
+/// texts and structures; invalid_argument for tensors of torch that are sparse, quantized, nested, without values
+/// (device meta) or without memory of their own (DTensor), and for dtypes that safemap lacks.
 [[nodiscard]] LazyTensor lazy_from(std::string name, nb::handle value);
+
+/// Where the elements of a tensor begin: tensors of one place, dtype, shape and strides have the same elements.
+struct Place {
+    std::uintptr_t address = 0;  ///< 0: unknown
+    std::int64_t offset = 0;
+    Decoding decoding = {};
+
+    friend bool operator==(const Place&, const Place&) = default;
+};
+/// What lazy_from() gives, and its place.
+struct Found {
+    LazyTensor tensor;
+    Place place;
+};
+[[nodiscard]] Found found_from(std::string name, nb::handle value);
+
+/// Opens what safemap.open() takes. Raises TypeError for other values. Ends with Ctrl-C.
+[[nodiscard]] Checkpoint open_any(nb::handle path, const OpenOptions& options = {});
+/// Returns the checkpoint of a Checkpoint, of what safemap.open() takes, or of a dict of tensors or module (see
+/// checkpoint_of()).
+[[nodiscard]] Checkpoint checkpoint_from(nb::handle value);
+/// Returns a checkpoint of a dict of names and tensors, which keeps them alive. Tensors of one place, dtype, shape and
+/// strides are tied. Raises TypeError for names that are no str and values that are no tensors.
+[[nodiscard]] Checkpoint checkpoint_of(nb::handle mapping, std::map<std::string, std::string> metadata = {});
 
 }  // namespace safemap::python

@@ -151,29 +151,6 @@ nb::object tuple_of_strides(const TensorView& view) {
     return tuple;
 }
 
-/// Returns a view of the memory of another library's tensor, which shares it.
-TensorView imported(nb::handle value) {
-    nb::object capsule;
-    try {
-        capsule = value.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
-    } catch (nb::python_error& error) {
-        if (!error.matches(PyExc_TypeError)) throw;
-        capsule = value.attr("__dlpack__")();
-    }
-    if (PyCapsule_IsValid(capsule.ptr(), versioned_name)) {
-        auto* const tensor =
-            static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), versioned_name));
-        TensorView view = dlpack::import_tensor(tensor);
-        PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-        return view;
-    }
-    auto* const tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), unversioned_name));
-    if (tensor == nullptr) throw nb::python_error();
-    TensorView view = dlpack::import_tensor(tensor);
-    PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-    return view;
-}
-
 /// Returns the tensor without the copy that is not wanted; raises if there has to be one.
 TensorView exported_view(const Tensor& tensor, const nb::object& copy) {
     if (copy.is(nb::handle(Py_True))) return without_gil([&] { return tensor.lazy.load(); });
@@ -305,13 +282,6 @@ nb::object to_numpy(const TensorView& view) {
     const std::int64_t first = memory.first;
     const nb::object buffer = nb::cast(std::move(memory));
     return ndarray.get()(to_python(view.shape()), dtype, buffer, first, tuple_of_strides(view));
-}
-
-LazyTensor lazy_from(std::string name, nb::handle value) {
-    if (nb::isinstance<Tensor>(value)) return nb::cast<const Tensor&>(value).lazy.renamed(std::move(name));
-    if (!nb::hasattr(value, "__dlpack__")) wrong_type("a tensor of torch or NumPy, or a LazyTensor", value);
-    (void)imported;
-    raise(Error(Errc::invalid_argument, "tensors of memory are not supported yet"));
 }
 
 void bind_tensor(nb::module_& module) {
