@@ -118,6 +118,16 @@ public:
         return slice(std::span<const Slice>(slices.begin(), slices.size()));
     }
 
+    /// Returns the same bytes as U8, without a copy: for programs that do not have the dtype. The last dimension counts
+    /// bytes instead of elements (two F4 elements are one byte), and the others stay as they are, with their strides; a
+    /// 0-d tensor becomes one dimension. This is `tensor.view(torch.uint8)` of torch. The result is writable() if this
+    /// view is.
+    ///
+    /// Throws not_contiguous if the last dimension has a stride other than 1 and its elements are not bytes;
+    /// partial_byte if a row of the last dimension, or the stride of another one, is no whole number of bytes, which
+    /// only sub-byte dtypes can cause; and shape_overflow, for a tensor without elements only.
+    TensorView as_bytes() const;
+
     /// Returns the address of element (0, 0, …). Use it only if the tensor has elements. Valid while a copy of this
     /// view lives.
     const std::byte* data() const noexcept;

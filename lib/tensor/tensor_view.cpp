@@ -11,6 +11,14 @@
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
+namespace {
+
+Error cut_by_rows(Dtype dtype, const Shape& shape) {
+    return Error(Errc::partial_byte,
+                 "rows of " + std::string(name(dtype)) + " of shape " + to_string(shape) + " do not fill whole bytes");
+}
+
+}  // namespace
 
 TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
     : dtype_(dtype), bytes_(std::move(bytes)), view_(std::move(view)) {
@@ -67,6 +75,32 @@ TensorView TensorView::slice(std::span<const Slice> slices) const {
         throw Error(Errc::partial_byte_slice,
                     "a slice of " + std::string(safemap::name(dtype_)) + " does not start and end at whole bytes");
     return TensorView(dtype_, bytes_, std::move(part));
+}
+
+TensorView TensorView::as_bytes() const {
+    const unsigned width = bits(dtype_);
+    const auto in_bytes = [&](std::int64_t elements, bool matters) {
+        std::int64_t in_bits = 0;
+        if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(width), &in_bits)) in_bits = 0;  // not used
+        if (matters && in_bits % 8 != 0) throw cut_by_rows(dtype_, view_.shape);
+        return in_bits / 8;
+    };
+    StridedView view = view_;
+    if (view.shape.empty()) view = {{1}, {1}, view_.offset};
+    const std::size_t last = view.shape.size() - 1;
+    if (width != 8 && elements_ > 0 && view.shape[last] > 1 && view.strides[last] != 1)
+        throw Error(Errc::not_contiguous, "the last dimension of shape " + to_string(view_.shape) + " has stride " +
+                                              std::to_string(view.strides[last]) +
+                                              ", and only one of stride 1 can be " + "viewed as bytes");
+    const auto row_bits = checked_mul(view.shape[last], width);
+    if (!row_bits) throw Error(Errc::shape_overflow, "the size of shape " + to_string(view_.shape) + " overflows");
+    if (*row_bits % 8 != 0) throw cut_by_rows(dtype_, view_.shape);
+    for (std::size_t d = 0; d < last; ++d)
+        view.strides[d] = in_bytes(view.strides[d], elements_ > 0 && view.shape[d] > 1);
+    if (width != 8) view.strides[last] = 1;
+    view.shape[last] = *row_bits / 8;
+    view.offset = elements_ > 0 ? in_bytes(view.offset, true) : 0;
+    return TensorView(Dtype::u8, bytes_, std::move(view));
 }
 
 void TensorView::require_dtype(Dtype wanted) const {

@@ -1,8 +1,9 @@
 // Tests tensors in memory. From top to bottom: as<T>() and unaligned<T>(), lifetime and bounds, packed elements, the
-// C++ type of each dtype, ranges and at(), writing, slices.
+// C++ type of each dtype, ranges and at(), writing, slices, values as bytes.
 #include "doctest_safemap.hpp"
 
 #include "reference/slow_slice.hpp"
+#include "soak.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/strides.hpp>
@@ -356,6 +357,88 @@ TEST_CASE("slices of packed dtypes are refused unless they cover whole bytes, fo
     }
     CHECK(taken > 3000);
     CHECK(refused > 3000);
+}
+
+TEST_CASE("as_bytes gives the bytes of each element, for every dtype and random views, or says why not") {
+    std::mt19937_64 random(soak::seed(14));
+    int taken = 0;
+    int refused = 0;
+    for (int round = 0; round < soak::rounds(16'000); ++round) {
+        const auto dtype = static_cast<Dtype>(random() % std::size(detail::dtype_bits));
+        Shape shape;
+        for (std::size_t rank = random() % 4; rank > 0; --rank) shape.push_back(random() % 5);
+        if (random() % 2 == 0) shape.push_back(8);
+        if (!byte_size(dtype, *element_count(shape))) continue;
+        const TensorView base(dtype, numbers<std::uint8_t>(64 * 8 * 16, random() % 3), {shape, row_major(shape), 0});
+        const auto slices = reference::random_slices(random, shape.size());
+        std::optional<TensorView> view;
+        if (error_of([&] { view.emplace(base.slice(slices)); })) continue;
+        const auto cut = *reference::sliced(reference::whole(shape), slices);
+        CAPTURE(dtype);
+        CAPTURE(view->shape());
+        const std::uint64_t last = view->shape().empty() ? 1 : view->shape().back();
+        const bool gaps = bits(dtype) != 8 && !cut.elements.empty() && last > 1 && view->strides().back() != 1;
+        const auto error = error_of([&] { static_cast<void>(view->as_bytes()); });
+        if (gaps || last * bits(dtype) % 8 != 0) {
+            REQUIRE(error);
+            CHECK(error->code() == (gaps ? Errc::not_contiguous : Errc::partial_byte));
+            ++refused;
+            continue;
+        }
+        REQUIRE_FALSE(error);
+        const TensorView bytes = view->as_bytes();
+        CHECK(bytes.dtype() == Dtype::u8);
+        CHECK(bytes.nbytes() == view->nbytes());
+        CHECK(bytes.owner() == view->owner());
+        CHECK(bytes.shape().size() == std::max<std::size_t>(view->shape().size(), 1));
+        CHECK(bytes.shape().back() == last * bits(dtype) / 8);
+        std::vector<std::uint8_t> expected;
+        const std::size_t grain = bits(dtype) == 4 ? 2 : bits(dtype) == 6 ? 4 : 1;  // elements that fill whole bytes
+        for (std::size_t i = 0; i < cut.elements.size(); i += grain)
+            for (std::size_t k = 0; k < grain * bits(dtype) / 8; ++k)
+                expected.push_back(
+                    base.data() == nullptr
+                        ? std::uint8_t{}
+                        : std::to_integer<std::uint8_t>(
+                              base.data()[static_cast<std::size_t>(cut.elements[i]) * bits(dtype) / 8 + k]));
+        const auto found = bytes.unaligned<std::uint8_t>();
+        CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
+        ++taken;
+    }
+    CHECK(taken > 100);
+    CHECK(refused > 4);
+}
+
+TEST_CASE("as_bytes follows torch's view(torch.uint8): strides, scalars, empty tensors, writable bytes") {
+    SharedBytes memory = numbers<std::uint8_t>(64);
+    memory.writable = true;
+    const TensorView view(Dtype::bf16, memory, {{3, 2}, {8, 1}, 2});
+    const TensorView bytes = view.as_bytes();
+    CHECK(bytes.shape() == Shape{3, 4});
+    CHECK(bytes.strides() == Strides{16, 1});
+    CHECK(bytes.data() == view.data());
+    CHECK(bytes.writable());
+    CHECK(bytes.at<std::uint8_t>(1, 3) == 4 + 16 + 3);
+    const auto shape_of = [&](Dtype dtype, const StridedView& part) {
+        const TensorView found = TensorView(dtype, memory, part).as_bytes();
+        return found.shape();
+    };
+    const auto strides_of = [&](Dtype dtype, const StridedView& part) {
+        const TensorView found = TensorView(dtype, memory, part).as_bytes();
+        return found.strides();
+    };
+    CHECK(shape_of(Dtype::c128, {{}, {}, 1}) == Shape{16});
+    CHECK(shape_of(Dtype::u8, {{}, {}, 1}) == Shape{1});
+    CHECK(strides_of(Dtype::f32, {{2, 3}, {-4, 1}, 8}) == Strides{-16, 1});
+    CHECK(strides_of(Dtype::f8_e4m3, {{2, 3}, {1, 2}, 0}) == Strides{1, 2});
+    CHECK(shape_of(Dtype::f32, {{4, 1}, {1, 9}, 0}) == Shape{4, 4});
+    CHECK(strides_of(Dtype::f32, {{4, 1}, {1, 9}, 0}) == Strides{4, 1});
+    CHECK(shape_of(Dtype::f32, {{0, 3}, {INT64_MAX, 7}, 99}) == Shape{0, 12});
+    CHECK(shape_of(Dtype::f32, {{1, 3}, {INT64_MIN, 1}, 0}) == Shape{1, 12});
+    CHECK(strides_of(Dtype::f4, {{3, 4}, {8, 1}, 2}) == Strides{4, 1});
+    CHECK_FAULT(TensorView(Dtype::f32, memory, {{2, 2}, {1, 2}, 0}).as_bytes(), Errc::not_contiguous);
+    CHECK_FAULT(TensorView(Dtype::f4, memory, {{2, 3}, {3, 1}, 0}).as_bytes(), Errc::partial_byte);
+    CHECK_FAULT(TensorView(Dtype::f64, {}, {{0, 1ULL << 62}, {1, 1}, 0}).as_bytes(), Errc::shape_overflow);
 }
 
 }  // namespace tensor_view_test
