@@ -95,6 +95,9 @@ public:
     /// - file_changed if the file has changed by the time it is mapped, which happens once, or read for a private copy
     /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;
+    /// Returns the same, or nothing where view() throws no_view: for callers that then load(). Throws whatever else
+    /// view() throws.
+    [[nodiscard]] std::optional<TensorView> try_view() const;
     /// Returns a copy of the value: contiguous and writable. The view owns its memory, which is aligned to 64 bytes,
     /// and does not depend on the file or the checkpoint any more. Throws file_changed if a file has changed since it
     /// was opened, whatever the sources throw, and std::bad_alloc.
@@ -145,7 +148,8 @@ public:
     Decoding decoding() const noexcept { return decoding_; }
 
 private:
-    SharedBytes mapped(const Source& source, Extent extent) const;
+    struct NoView;
+    std::optional<TensorView> find_view(NoView& reason) const;
 
     std::string name_;
     std::shared_ptr<const StoredTensor> stored_;
@@ -153,5 +157,30 @@ private:
     Decoding decoding_;
     Dtype dtype_;
 };
+
+/// A tensor, and the memory that its value is loaded into: nbytes() of the tensor.
+struct LoadTarget {
+    LazyTensor tensor;
+    std::span<std::byte> into;  ///< memory of the caller, which nothing else may use during the call
+};
+
+/// Loads many tensors into memory of the caller, each row-major: what LazyTensor::read(0, into) does for each of them,
+/// but in parallel, and with few system calls for tensors that are neighbours in a file, in whatever order they are
+/// given. A large tensor is read by several threads. Spans must not overlap. Besides the caller's memory, uses at most
+/// 32 MiB, and about 50 bytes a tensor.
+///
+/// Uses at most 8 threads. Progress counts bytes of values, in the stage "loading". A stop request, a failure and an
+/// exception of on_progress end the call within a block of at most 4 MiB for each thread; the contents of the spans are
+/// undefined then.
+///
+/// Throws invalid_argument, before anything is read, unless each span has the size of its value; file_changed if a file
+/// has changed since it was opened; cancelled; and whatever the sources throw. Errors have the name of the tensor.
+///
+/// Example:
+///     safemap::LazyTensor query = checkpoint["query.weight"], key = checkpoint["key.weight"];
+///     std::vector<std::byte> q(query.nbytes()), k(key.nbytes());
+///     const safemap::LoadTarget targets[] = {{query, q}, {key, k}};
+///     safemap::load_into(targets, {.threads = 4});
+SAFEMAP_API void load_into(std::span<const LoadTarget> targets, const Work& work = {});
 
 }  // namespace safemap::SAFEMAP_ABI

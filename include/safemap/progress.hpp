@@ -12,7 +12,8 @@ namespace safemap::SAFEMAP_ABI {
 
 /// The state of a bulk operation, as passed to Monitor::on_progress.
 struct Progress {
-    /// "converting", "verifying", "hashing", "comparing", "prefetching" or "uploading"; valid during the call.
+    /// "converting", "verifying", "hashing", "comparing", "loading", "prefetching" or "uploading"; valid during the
+    /// call.
     std::string_view stage;
     std::uint64_t bytes_done = 0;   ///< tensor bytes finished; for verify(), bytes of all data read
     std::uint64_t bytes_total = 0;  ///< all bytes of that kind; a fault may leave `bytes_done` below it

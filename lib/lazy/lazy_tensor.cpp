@@ -159,13 +159,41 @@ LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
     });
 }
 
+/// The reason why a value has no view.
+struct LazyTensor::NoView {
+    const char* text = nullptr;
+    const Source* unmapped = nullptr;  ///< the source that is not mapped, if that is the reason
+};
+
 TensorView LazyTensor::view() const {
-    const auto refuse = [&](const char* why) -> Error { return Error(Errc::no_view, why).with_tensor(name_); };
-    if (dtype_ != stored_->dtype()) throw refuse("the value is cast and must be loaded");
-    if (decoding_ != Decoding{}) throw refuse("the value is decoded from the stored bytes and must be loaded");
+    NoView reason;
+    if (auto found = find_view(reason)) return *std::move(found);
+    Error error = Error(Errc::no_view, reason.text).with_tensor(name_);
+    if (reason.unmapped == nullptr) throw error;
+    throw error.with_path(reason.unmapped->name())
+        .with_hint("load() reads it; Access::mapped maps files wherever they are");
+}
+
+std::optional<TensorView> LazyTensor::try_view() const {
+    NoView reason;
+    return find_view(reason);
+}
+
+std::optional<TensorView> LazyTensor::find_view(NoView& reason) const {
+    const auto none = [&](const char* why, const Source* unmapped = nullptr) {
+        reason = {why, unmapped};
+        return std::nullopt;
+    };
+    const auto mapped = [&](std::uint32_t source, Extent extent) {
+        return about_tensor(name_, [&] { return stored_->source(source).map(extent); });
+    };
+    constexpr auto not_mapped = "its source is not mapped; the value must be loaded";
+    if (dtype_ != stored_->dtype()) return none("the value is cast and must be loaded");
+    if (decoding_ != Decoding{}) return none("the value is decoded from the stored bytes and must be loaded");
     if (!view_ && stored_->in_one_run()) {
-        const std::uint64_t size = *byte_size(dtype_, stored_->element_count());
-        return TensorView::row_major(dtype_, mapped(stored_->source(0), {stored_->locate(0).offset, size}), shape());
+        auto bytes = mapped(0, {stored_->locate(0).offset, *byte_size(dtype_, stored_->element_count())});
+        if (!bytes) return none(not_mapped, &stored_->source(0));
+        return TensorView::row_major(dtype_, *std::move(bytes), shape());
     }
 
     StridedView view = strided_view();
@@ -176,18 +204,11 @@ TensorView LazyTensor::view() const {
     const Extent touched{first, (last_bit + 7) / 8 - first};
     const StoredTensor::Place place = stored_->locate(touched.offset / stored_->unit_size());
     if (place.stride != 1 || place.count * stored_->unit_size() < touched.size)
-        throw refuse("the value is in several pieces and must be loaded");
+        return none("the value is in several pieces and must be loaded");
+    auto bytes = mapped(place.source, {place.offset, touched.size});
+    if (!bytes) return none(not_mapped, &stored_->source(place.source));
     view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
-    return TensorView(dtype_, mapped(stored_->source(place.source), {place.offset, touched.size}), std::move(view));
-}
-
-SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
-    return about_tensor(name_, [&] {
-        if (auto bytes = source.map(extent)) return std::move(*bytes);
-        throw Error(Errc::no_view, "its source is not mapped; the value must be loaded")
-            .with_path(source.name())
-            .with_hint("load() reads it; Access::mapped maps files wherever they are");
-    });
+    return TensorView(dtype_, *std::move(bytes), std::move(view));
 }
 
 TensorView LazyTensor::load() const {

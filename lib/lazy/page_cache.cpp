@@ -194,15 +194,25 @@ void evict(std::span<const LazyTensor> tensors) {
     for (const SourceRange& range : ranges_of(tensors)) range.source->evict(range.extent);
 }
 
-void require_unchanged(std::span<const LazyTensor> tensors) {
+namespace {
+
+template <class Holders, class Of> void require_each_unchanged(Holders holders, Of&& tensor_of) {
     std::unordered_set<const Source*> asked;
-    for (const LazyTensor& tensor : tensors) {
+    for (const auto& holder : holders) {
+        const LazyTensor& tensor = tensor_of(holder);
         about_tensor(tensor.name(), [&] {
             tensor.stored()->each_source([&](const Source& source) {
                 if (asked.insert(&source).second) source.require_unchanged();
             });
         });
     }
+}
+
+}  // namespace
+
+void require_unchanged(std::span<const LazyTensor> tensors) { require_each_unchanged(tensors, std::identity()); }
+void require_unchanged(std::span<const LoadTarget> targets) {
+    require_each_unchanged(targets, [](const LoadTarget& target) -> const LazyTensor& { return target.tensor; });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -29,5 +29,6 @@ void evict(std::span<const LazyTensor> tensors);
 /// Throws file_changed, with the tensor, if a source of a tensor has changed since it was opened. Call it at the end of
 /// bulk work: then all bytes that were read are from the same state of the file.
 void require_unchanged(std::span<const LazyTensor> tensors);
+void require_unchanged(std::span<const LoadTarget> targets);
 
 }  // namespace safemap::SAFEMAP_ABI

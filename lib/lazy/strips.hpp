@@ -57,11 +57,19 @@ public:
     void gather(const Unit& unit, Gatherer& gatherer, std::span<std::byte> out, const GatherRoom& room, At&& at,
                 CastCounts* counts = nullptr) const {
         const auto part = static_cast<std::size_t>(unit.part.size);
+        const auto place = [&](std::size_t i) { return out.subspan((i - unit.first) * part, part); };
+        gather_apart(unit, gatherer, place, room, at, counts);
+    }
+    /// Does the same, but fills `place(number)` with the bytes of the strip with this number.
+    template <class Place, class At>
+    void gather_apart(const Unit& unit, Gatherer& gatherer, Place&& place, const GatherRoom& room, At&& at,
+                      CastCounts* counts = nullptr) const {
+        const auto part = static_cast<std::size_t>(unit.part.size);
         gatherer.begin(room);
         for (std::size_t done = 0; done < part; done += step_)
-            for (std::size_t i = 0; i < unit.count; ++i)
-                gatherer.add(at(unit.first + i), dtype_, unit.part.offset + done,
-                             out.subspan(i * part + done, std::min(step_, part - done)), counts);
+            for (std::size_t i = unit.first; i < unit.first + unit.count; ++i)
+                gatherer.add(at(i), dtype_, unit.part.offset + done,
+                             place(i).subspan(done, std::min(step_, part - done)), counts);
         gatherer.flush();
     }
 

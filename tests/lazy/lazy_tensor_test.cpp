@@ -52,20 +52,50 @@ TEST_CASE("views and loaded values outlive the tensor and its source") {
 }
 
 TEST_CASE("a value that is cast, decoded, in pieces or without addresses has no view, but can be loaded") {
-    CHECK_FAULT(matrix().cast(Dtype::bf16).view(), Errc::no_view);
+    const auto no_view = [](const LazyTensor& tensor) {
+        CHECK_FAULT(tensor.view(), Errc::no_view);
+        CHECK_FALSE(tensor.try_view());
+    };
+    no_view(matrix().cast(Dtype::bf16));
     const auto source = floats({1, 2, 3, 4});
     const LazyTensor swapped("t", stored_run(Dtype::f32, {4}, source, 0), {.byte_swap = true});
-    CHECK_FAULT(swapped.view(), Errc::no_view);
+    no_view(swapped);
     const RunPiece runs[] = {{source, 0, 0, 2}, {source, 8, 2, 2}};
     const LazyTensor scattered("t", stored_runs(Dtype::f32, {4}, runs));
-    CHECK_FAULT(scattered.view(), Errc::no_view);
+    no_view(scattered);
     CHECK(scattered.slice({{.start = 2}}).view().unaligned<float>(0) == 3);  // this part is in one piece
     CHECK(scattered.piece_count() == 2);
     const auto callback =
         callback_source("c", 16, [](auto, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
-    CHECK_FAULT(LazyTensor("t", stored_run(Dtype::f32, {4}, callback, 0)).view(), Errc::no_view);
+    no_view(LazyTensor("t", stored_run(Dtype::f32, {4}, callback, 0)));
+    no_view(LazyTensor("t", stored_run(Dtype::f32, {4}, callback, 0)).slice({{.start = 1}}));
     CHECK(matrix().cast(Dtype::bf16).load().unaligned<bf16>(5) == 5.0F);
     CHECK(scattered.load().unaligned<float>(3) == 4);
+}
+
+TEST_CASE("try_view gives what view gives, and throws what is not about views") {
+    const LazyTensor w = matrix();
+    CHECK(w.try_view()->data() == w.view().data());
+    const LazyTensor column = w.slice({Slice{}, Slice::at(1)});
+    CHECK(column.try_view()->data() == column.view().data());
+    CHECK(column.try_view()->strides() == Strides{3});
+    CHECK(w.slice({{.stop = 0}}).try_view()->nbytes() == 0);
+
+    class Changed final : public Source {
+    public:
+        const std::string& name() const noexcept override { return name_; }
+        std::uint64_t size() const noexcept override { return 16; }
+        void read_at(std::uint64_t, std::span<std::byte>) const override {}
+        std::optional<SharedBytes> map(Extent) const override { throw Error(Errc::file_changed, "changed"); }
+
+    private:
+        std::string name_ = "changed";
+    };
+    const LazyTensor changed("t", stored_run(Dtype::f32, {4}, std::make_shared<Changed>(), 0));
+    const auto error = error_of([&] { static_cast<void>(changed.try_view()); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->tensor() == "t");
 }
 
 TEST_CASE("casts convert between float dtypes, only once, and keep shape and name") {

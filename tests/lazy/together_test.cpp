@@ -1,5 +1,6 @@
-// Tests of gathers of several tensors: their values against the slow reference, the number of reads, faults and
-// cancelling. From top to bottom: random tensors whose pieces are neighbours in few sources, values, reads, faults.
+// Tests of gathers of several tensors, and of load_into(): values against the slow reference, the number of reads,
+// faults and cancelling. From top to bottom: random tensors whose pieces are neighbours in few sources; then for
+// gathers, and again for load_into(): values, reads, faults.
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
@@ -11,8 +12,13 @@
 #include "reference/slow_tensor.hpp"
 #include "soak.hpp"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -41,12 +47,19 @@ public:
     std::uint64_t size() const noexcept override { return bytes_.size(); }
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
         ++reads;
+        bytes_read += into.size();
         if (on_read) on_read();
         if (bad >= offset && bad < offset + into.size()) throw Error(Errc::io_error, "a bad sector");
         std::memcpy(into.data(), bytes_.data() + offset, into.size());
     }
 
-    mutable std::size_t reads = 0;
+    void require_unchanged() const override {
+        if (changed) throw Error(Errc::file_changed, "changed").with_path(name_);
+    }
+
+    mutable std::atomic<std::size_t> reads = 0;
+    mutable std::atomic<std::uint64_t> bytes_read = 0;
+    bool changed = false;
     std::uint64_t bad = UINT64_MAX;
     std::function<void()> on_read = {};
 
@@ -368,6 +381,203 @@ TEST_CASE("a stop request ends a gather before the next read") {
     CHECK(reads_of(sources) == 1);
     gatherer.begin({.watch = &watch});
     CHECK_FAULT(gatherer.add(tensors[0], Dtype::u8, 0, std::span(out).first(4096)), Errc::cancelled);
+}
+
+namespace {
+
+/// Memory for tensors, and the targets in it. Bytes behind the memory of each tensor must stay as they are.
+struct Memory {
+    explicit Memory(const std::vector<LazyTensor>& tensors) {
+        std::uint64_t size = 0;
+        for (const LazyTensor& tensor : tensors) size += tensor.nbytes() + 1;
+        bytes.resize(size, std::byte{0xA5});
+        std::span<std::byte> left = bytes;
+        for (const LazyTensor& tensor : tensors) {
+            targets.push_back({tensor, left.first(tensor.nbytes())});
+            left = left.subspan(tensor.nbytes() + 1);
+        }
+    }
+    /// Returns true if all targets have the values that `value(i)` returns, and the bytes between them are as before.
+    template <class Value> bool holds(Value&& value) const {
+        for (std::size_t i = 0; i < targets.size(); ++i) {
+            const std::span<const std::byte> into = targets[i].into;
+            const std::vector<std::byte> expected = value(i);
+            if (!std::equal(into.begin(), into.end(), expected.begin(), expected.end())) return false;
+            if (into.data()[into.size()] != std::byte{0xA5}) return false;
+        }
+        return true;
+    }
+    bool holds_loaded() const {
+        return holds([&](std::size_t i) {
+            const TensorView loaded = targets[i].tensor.load();
+            return std::vector<std::byte>(loaded.bytes().begin(), loaded.bytes().end());
+        });
+    }
+
+    std::vector<std::byte> bytes;
+    std::vector<LoadTarget> targets;
+};
+
+/// Returns `count` tensors of `size` bytes that follow each other in a source, in any order.
+std::vector<LazyTensor> neighbours(const std::shared_ptr<Counting>& source, std::size_t count, std::uint64_t size) {
+    std::vector<LazyTensor> tensors;
+    for (std::size_t i = 0; i < count; ++i)
+        tensors.emplace_back("n" + std::to_string(i), stored_run(Dtype::u8, {size}, source, i * size));
+    std::shuffle(tensors.begin(), tensors.end(), Random(static_cast<unsigned>(count)));
+    return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("load_into gives random tensors the values of the slow reference, whatever their order") {
+    const unsigned seed = soak::seed(20261129);
+    CAPTURE(seed);
+    Random random(seed);
+    for (int round = 0; round < soak::rounds(400); ++round) {
+        CAPTURE(round);
+        Filled filled{make_sources(1 + below(random, 6), 300'000)};
+        std::vector<Described> described(below(random, 40));
+        std::vector<LazyTensor> tensors;
+        for (Described& t : described) {
+            t = random_tensor(random, filled);
+            tensors.push_back(lazy(t).cast(t.wanted));
+        }
+        if (!tensors.empty()) {
+            tensors.push_back(tensors.front());  // one tensor may be loaded twice
+            described.push_back(described.front());
+        }
+        const Memory memory(tensors);
+        load_into(memory.targets, {.threads = 1 + static_cast<unsigned>(below(random, 3))});
+        CHECK(memory.holds([&](std::size_t i) { return reference::value_of(described[i]); }));
+    }
+    CHECK_OK(load_into({}));
+}
+
+TEST_CASE("load_into cuts large tensors of every kind, and gives what load() gives") {
+    const auto source = std::make_shared<Counting>("large", 5'300'000, 5);
+    const auto matrix = stored_run(Dtype::f32, {1300, 1000}, source, 1);
+    const LazyTensor whole("whole", matrix);
+    const LazyTensor transposed("transposed", matrix, {{1000, 1300}, {1, 1000}, 0});
+    const LazyTensor backwards = whole.slice({{.step = -1}});
+    std::vector<RunPiece> runs;
+    for (std::uint64_t i = 0; i < 130; ++i) runs.push_back({source, (129 - i) * 40'000 + 3, i * 10'000, 10'000});
+    std::vector<BoxPiece> columns;
+    for (std::uint64_t i = 0; i < 10; ++i)
+        columns.push_back({source, i * 520'000 + 7, {{0, i * 100}, {1300, 100}}, {100, 1}});
+    const LazyTensor in_runs("in runs", stored_runs(Dtype::f32, {1300, 1000}, runs));
+    const LazyTensor in_boxes("in boxes", stored_boxes(Dtype::f32, {1300, 1000}, columns));
+    std::vector<LazyTensor> tensors = {transposed, whole.cast(Dtype::bf16), backwards, in_runs, whole};
+    for (const LazyTensor& each : {in_runs, in_boxes})
+        for (const Dtype dtype : {Dtype::f64, Dtype::f8_e4m3}) tensors.push_back(each.cast(dtype));
+    tensors.push_back(in_boxes);
+    tensors.push_back(LazyTensor("swapped", matrix, {.byte_swap = true}));
+    tensors.push_back(LazyTensor("f4", stored_run(Dtype::f4, {1300, 4000}, source, 11)));
+    tensors.push_back(LazyTensor("f6", stored_run(Dtype::f6_e2m3, {1300, 4000}, source, 2)));
+    const Memory memory(tensors);
+    std::uint64_t done = 0;
+    std::uint64_t total = 0;
+    const auto count = [&](const Progress& progress) {
+        CHECK(progress.stage == "loading");
+        CHECK(progress.bytes_done >= done);
+        done = progress.bytes_done;
+        total = progress.bytes_total;
+        return true;
+    };
+    load_into(memory.targets, {.monitor = {.on_progress = count}, .threads = 8});
+    CHECK(memory.holds_loaded());
+    CHECK(done == memory.bytes.size() - tensors.size());
+    CHECK(total == done);
+}
+
+TEST_CASE("load_into reads neighbours together, and the columns of a matrix about once") {
+    const auto source = std::make_shared<Counting>("s", 8'000'000, 9);
+    const Memory small(neighbours(source, 2000, 200));
+    load_into(small.targets, {.threads = 2});
+    CHECK(source->reads == 1);
+    CHECK(source->bytes_read == 400'000);
+    CHECK(small.holds_loaded());
+
+    const auto matrix = stored_run(Dtype::f32, {1000, 2000}, source, 0);
+    std::vector<LazyTensor> columns;
+    for (std::uint64_t i = 0; i < 500; ++i)
+        columns.emplace_back("c" + std::to_string(i), matrix, StridedView{{1000, 4}, {2000, 1}, std::int64_t(i * 4)});
+    std::shuffle(columns.begin(), columns.end(), Random(3));
+    const Memory memory(columns);
+    source->reads = 0;
+    source->bytes_read = 0;
+    load_into(memory.targets, {.threads = 2});
+    CHECK(source->bytes_read <= 8'800'000);
+    CHECK(source->reads <= 20);
+    CHECK(memory.holds_loaded());
+}
+
+TEST_CASE("several threads load one large tensor") {
+    const auto source = std::make_shared<Counting>("s", 12'000'000, 9);
+    std::mutex mutex;
+    std::condition_variable another;
+    unsigned inside = 0;
+    source->on_read = [&] {
+        std::unique_lock lock(mutex);
+        ++inside;
+        another.notify_all();
+        CHECK(another.wait_for(lock, std::chrono::seconds(60), [&] { return inside > 1; }));
+    };
+    const LazyTensor tensor("w", stored_run(Dtype::u8, {12'000'000}, source, 0));
+    const Memory memory({tensor});
+    load_into(memory.targets, {.threads = 2});
+}
+
+TEST_CASE("load_into refuses memory of the wrong size before it reads anything") {
+    const auto source = std::make_shared<Counting>("s", 100, 1);
+    const LazyTensor tensor("w", stored_run(Dtype::f32, {10}, source, 0));
+    const LazyTensor huge("huge", stored_run(Dtype::f32, {1}, source, 0), StridedView{{1ULL << 50}, {0}, 0});
+    std::vector<std::byte> out(100);
+    for (const std::size_t size : {std::size_t{0}, std::size_t{39}, std::size_t{41}}) {
+        const LoadTarget targets[] = {{tensor, std::span(out).first(40)},
+                                      {tensor.renamed("v"), std::span(out).first(size)}};
+        check_error(error_of([&] { load_into(targets); }), {Errc::invalid_argument}, {"40", std::to_string(size)},
+                    {.tensor = "v"});
+    }
+    const LoadTarget expanded[] = {{huge, out}};
+    CHECK_FAULT(load_into(expanded), Errc::invalid_argument);
+    CHECK(source->reads == 0);
+}
+
+TEST_CASE("a failure of any read ends load_into, with the tensor that cannot be read and its file") {
+    const auto source = std::make_shared<Counting>("a file", 24'000'000, 9);
+    std::vector<LazyTensor> tensors = neighbours(source, 1000, 2'000);  // read together
+    tensors.emplace_back("large", stored_run(Dtype::u8, {22'000'000}, source, 2'000'000));
+    const Memory memory(tensors);
+    for (std::uint64_t bad = 123; bad < source->size(); bad += 997'003) {
+        CAPTURE(bad);
+        source->bad = bad;
+        const std::string tensor = bad < 2'000'000 ? "n" + std::to_string(bad / 2'000) : "large";
+        check_error(error_of([&] { load_into(memory.targets, {.threads = 3}); }), {Errc::io_error}, {},
+                    {.tensor = tensor, .path = "a file"});
+    }
+    source->bad = UINT64_MAX;
+    source->changed = true;
+    check_error(error_of([&] { load_into(memory.targets); }), {Errc::file_changed}, {}, {.path = "a file"});
+    source->changed = false;
+    CHECK_OK(load_into(memory.targets));
+    CHECK(memory.holds_loaded());
+}
+
+TEST_CASE("load_into is cancelled within a block of each thread") {
+    const auto source = std::make_shared<Counting>("s", 20'000'000, 9);
+    const LazyTensor tensor("w", stored_run(Dtype::u8, {20'000'000}, source, 0));
+    const Memory memory({tensor});
+    std::stop_source stop;
+    source->on_read = [&] { stop.request_stop(); };
+    CHECK_FAULT(load_into(memory.targets, {.monitor = {.stop = stop.get_token()}, .threads = 2}), Errc::cancelled);
+    CHECK(source->reads <= 2);
+    source->reads = 0;
+    CHECK_FAULT(load_into(memory.targets, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
+    CHECK_FAULT(load_into(memory.targets, {.monitor = {.on_progress = [](const Progress&) { return false; }}}),
+                Errc::cancelled);
+    const auto fail = [](const Progress&) -> bool { throw std::runtime_error("of the caller"); };
+    CHECK_THROWS_AS(load_into(memory.targets, {.monitor = {.on_progress = fail}}), std::runtime_error);
+    CHECK(source->reads == 0);
 }
 
 }  // namespace together_test
