@@ -1,5 +1,7 @@
 // Tests names, views, casts and slices of tensors that have not been read.
 #include "doctest_safemap.hpp"
+#include "reference/slow_slice.hpp"
+#include "soak.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
@@ -8,6 +10,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
 #include <vector>
 
 namespace lazy_tensor_test {
@@ -20,6 +26,29 @@ std::shared_ptr<const Source> floats(std::vector<float> values) {
     std::vector<std::byte> bytes(values.size() * 4);
     std::ranges::copy(std::as_bytes(std::span(values)), bytes.begin());
     return memory_source("floats", std::move(bytes));
+}
+
+SharedBytes bytes_of(std::size_t size, bool writable) {
+    auto bytes = std::make_shared<std::vector<std::byte>>(size);
+    for (std::size_t i = 0; i < size; ++i) (*bytes)[i] = static_cast<std::byte>(i);
+    return {*bytes, bytes, writable};
+}
+
+/// Checks that a tensor over memory is that memory, and reads its values.
+template <class T> void check_over_memory(const TensorView& value) {
+    const LazyTensor tensor("t", value);
+    const TensorView view = tensor.view();
+    CHECK(tensor.dtype() == value.dtype());
+    CHECK(view.shape() == value.shape());
+    CHECK(view.strides() == value.strides());
+    const TensorView loaded = tensor.load();
+    REQUIRE(loaded.element_count() == value.element_count());
+    for (std::uint64_t i = 0; i < value.element_count(); ++i)
+        REQUIRE(static_cast<float>(loaded.unaligned<T>(i)) == static_cast<float>(value.unaligned<T>(i)));
+    if (value.element_count() == 0) return;
+    CHECK(view.data() == value.data());
+    CHECK(view.owner() == value.owner());
+    CHECK(view.writable() == value.writable());
 }
 
 LazyTensor matrix() { return LazyTensor("w", stored_run(Dtype::f32, {2, 3}, floats({0, 1, 2, 3, 4, 5}), 0)); }
@@ -166,6 +195,69 @@ TEST_CASE("scalars and empty tensors work like others") {
     CHECK(nothing.as<float>().empty());
     CHECK(empty.view().nbytes() == 0);
     CHECK_FALSE(empty.placement());
+}
+
+TEST_CASE("a tensor over memory is that memory, with its strides, and reads its values") {
+    const SharedBytes bytes = bytes_of(96, true);
+    const auto check = [&](Shape shape, Strides strides, std::int64_t offset) {
+        check_over_memory<std::uint16_t>(TensorView(Dtype::u16, bytes, {std::move(shape), std::move(strides), offset}));
+    };
+    check({6, 8}, {8, 1}, 0);
+    check({8, 6}, {1, 8}, 0);
+    check({2, 3}, {3, 1}, 5);
+    check({3, 2}, {-6, -2}, 47);
+    check({2, 5, 2}, {1, 0, -3}, 9);
+    check({}, {}, 7);
+    check({1, 3}, {99, 1}, 5);  // the stride of a dimension of size 1 stays
+    check({0, 3}, {7, 1}, 48);
+    check({2, 0}, {0, 1}, 0);
+    const auto check_half_bytes = [&](Shape shape, Strides strides, std::int64_t offset) {
+        check_over_memory<f4>(TensorView(Dtype::f4, bytes, {std::move(shape), std::move(strides), offset}));
+    };
+    check_half_bytes({4, 6}, {6, 1}, 2);
+    check_half_bytes({3, 2}, {-8, 1}, 20);
+}
+
+TEST_CASE("random slices and transposes of memory are tensors") {
+    const unsigned seed = soak::seed(3);
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    for (int round = 0; round < 300; ++round) {
+        std::vector<std::uint64_t> sizes(random() % 4);
+        for (std::uint64_t& size : sizes) size = 1 + random() % 5;
+        const Shape shape(sizes);
+        const SharedBytes bytes = bytes_of(*element_count(shape) * 2, random() % 2 == 0);
+        const auto slices = reference::random_slices(random, shape.size());
+        if (!reference::sliced(reference::whole(shape), slices)) continue;
+        StridedView view = slice(StridedView{shape, row_major(shape), 0}, slices);
+        for (std::size_t d = view.shape.size(); d > 1; --d) {
+            const std::size_t other = random() % d;
+            std::swap(view.shape[d - 1], view.shape[other]);
+            std::swap(view.strides[d - 1], view.strides[other]);
+        }
+        check_over_memory<std::uint16_t>(TensorView(Dtype::u16, bytes, view));
+    }
+}
+
+TEST_CASE("a tensor over memory keeps the owner of the bytes alive, and shows what is written to them") {
+    std::optional<SharedBytes> bytes(bytes_of(8, true));
+    const std::weak_ptr<const void> owner = bytes->owner;
+    std::optional<LazyTensor> tensor(std::in_place, "t", TensorView::row_major(Dtype::u32, *bytes, {2}));
+    bytes.reset();
+    std::optional<TensorView> view(tensor->view());
+    view->mutable_as<std::uint32_t>()[0] = 9;
+    CHECK(tensor->load().at<std::uint32_t>(0) == 9);
+    CHECK(tensor->load().at<std::uint32_t>(1) == 0x07060504);
+    tensor.reset();
+    CHECK(view->as<std::uint32_t>()[0] == 9);
+    view.reset();
+    CHECK(owner.expired());
+}
+
+TEST_CASE("memory that is repeated beyond 64 bits is refused as a tensor") {
+    const Shape shape = {1ULL << 40, 1ULL << 22};
+    const TensorView value(Dtype::u32, bytes_of(4, false), {shape, {0, 0}, 0});
+    CHECK_FAULT(LazyTensor("t", value), Errc::shape_overflow);
 }
 
 }  // namespace lazy_tensor_test
