@@ -180,11 +180,12 @@ TEST_CASE("random differences are found in every container, each at its first di
         check_values(checkpoint_of(pt(a)), a, file_of(b), b);
         check_values(Checkpoint::open(write_shards(dir, a)), a, checkpoint_of(pt(b)), b);
         check_values(file_of(a), a, checkpoint_of(pt(a)), a);
+        check_values(in_memory(a), a, file_of(b), b);
 
         const auto small = random_samples(random, {Dtype::f4, Dtype::f6_e2m3, Dtype::f6_e3m2, Dtype::f8_e4m3});
         auto spoiled = small;
         spoil(random, spoiled);
-        check_values(file_of(small), small, file_of(spoiled), spoiled);
+        check_values(file_of(small), small, in_memory(spoiled), spoiled);
     }
 }
 

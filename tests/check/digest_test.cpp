@@ -74,7 +74,7 @@ std::shared_ptr<const Source> slow_source(std::string bytes, std::function<void(
 
 }  // namespace
 
-TEST_CASE("the same tensors have the same digests in one file, in shards and in a .pt") {
+TEST_CASE("the same tensors have the same digests in one file, in shards, in a .pt and in memory") {
     std::random_device device;
     for (int round = 0; round < 20; ++round) {
         const unsigned seed = device();
@@ -86,6 +86,7 @@ TEST_CASE("the same tensors have the same digests in one file, in shards and in 
         check(checkpoint_of(containers::safetensors(samples)), samples);
         check(Checkpoint::open(write_shards(dir, samples)), samples);
         check(checkpoint_of(pt(samples)), samples);
+        check(in_memory(samples), samples);
     }
 }
 

@@ -16,6 +16,7 @@
 #include <safemap/advanced/names.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/structure.hpp>
+#include <safemap/plan.hpp>
 #include <safemap/save.hpp>
 #include <safemap/sink.hpp>
 
@@ -242,6 +243,10 @@ TEST_CASE("a list may be empty, and keeps its order, its tensors and what select
     CHECK(all->metadata() == Metadata{{"who", "me"}});
     CHECK(all->raw_metadata() == all->metadata());
     CHECK(all->residency().resident == 6);
+    const ExpectedTensor expected[] = {{"a", Dtype::u8, {2}}, {"z", Dtype::u8, {2}}};
+    const LoadPlan plan = plan_load(*all, expected, {.ignore_unexpected = true});
+    CHECK(names_of(plan.unexpected) == std::vector<std::string>{"m"});
+    CHECK(bytes_of(plan.tensors().front()) == "aa");
     const Checkpoint some = all->select(Selection::names({"m", "z"})).renamed([](std::string_view name) {
         return "n." + std::string(name);
     });

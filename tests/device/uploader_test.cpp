@@ -173,6 +173,20 @@ TEST_CASE("tied names are one tensor, and a lease has it under the name that was
     CHECK(uploader.stats().uploaded_bytes == 6);
 }
 
+TEST_CASE("tensors in memory are uploaded with their strides, and under the other names that the caller gives them") {
+    const auto bytes = std::make_shared<const std::string>("abcdef");
+    const SharedBytes memory{std::as_bytes(std::span(*bytes)), bytes, false};
+    const std::vector<LazyTensor> tensors{{"w", TensorView(Dtype::u8, memory, {{3, 2}, {1, 3}, 0})},
+                                          {"v", TensorView(Dtype::u8, memory, {{3}, {-2}, 5})}};
+    const std::vector<AliasGroup> ties{{"w", "tied"}};
+    Uploader uploader(Device::open("host"), Checkpoint::of(tensors, {}, ties), {.device_budget = 4096});
+    const Lease lease = uploader.acquire(uploader.bundle(Selection()));
+    CHECK(text_of(lease["w"]) == "adbecf");
+    CHECK(text_of(lease["v"]) == "fdb");
+    const Lease tied = uploader.acquire(uploader.bundle("tied"));
+    CHECK(text_of(tied["tied"]) == "adbecf");
+}
+
 TEST_CASE("try_acquire leases what is on the device, and starts no upload") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 20});
     const Bundle bundle = uploader.bundle(Selection::prefix("layers.2"));

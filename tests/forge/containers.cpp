@@ -1,8 +1,12 @@
 // Writes the same tensors in every kind of container.
 #include "forge/containers.hpp"
 
+#include <safemap/advanced/strides.hpp>
+#include <safemap/lazy_tensor.hpp>
+
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 namespace containers {
@@ -78,6 +82,23 @@ std::string pt(const std::vector<Sample>& samples, const std::map<std::string, s
 
 Checkpoint checkpoint_of(const std::string& content, std::string name) {
     return Checkpoint::open(forge::source(content, std::move(name)));
+}
+
+Checkpoint in_memory(const std::vector<Sample>& samples) {
+    std::vector<LazyTensor> tensors;
+    for (const Sample& sample : samples) {
+        const bool packed = bits(sample.dtype) % 8 != 0;
+        const auto bytes =
+            std::make_shared<const std::vector<std::byte>>(forge::to_bytes(packed ? sample.bytes : transposed(sample)));
+        StridedView view{sample.shape, row_major(sample.shape), 0};
+        std::int64_t stride = 1;
+        for (std::size_t d = 0; !packed && d < sample.shape.size(); ++d) {
+            view.strides[d] = stride;
+            stride *= static_cast<std::int64_t>(sample.shape[d]);
+        }
+        tensors.emplace_back(sample.name, TensorView(sample.dtype, {*bytes, bytes, false}, std::move(view)));
+    }
+    return Checkpoint::of(tensors);
 }
 
 std::vector<Sample> random_samples(std::mt19937& random, const std::vector<Dtype>& dtypes) {

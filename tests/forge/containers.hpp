@@ -1,4 +1,5 @@
-// The same tensors in every kind of container: one safetensors file, shards with an index, a .pt of transposed views.
+// The same tensors in every kind of container: one safetensors file, shards with an index, a .pt of transposed views,
+// memory.
 #pragma once
 
 #include "doctest_safemap.hpp"
@@ -46,6 +47,9 @@ std::string transposed(const Sample& sample);
 std::string pt(const std::vector<Sample>& samples, const std::map<std::string, std::string>& ties = {});
 
 Checkpoint checkpoint_of(const std::string& content, std::string name = "forged");
+
+/// Returns a checkpoint over memory, in which every tensor of whole bytes is transposed.
+Checkpoint in_memory(const std::vector<Sample>& samples);
 
 /// Returns tensors of these dtypes, with names that are prefixes of each other; some are 0-d or empty.
 std::vector<Sample> random_samples(std::mt19937& random, const std::vector<Dtype>& dtypes);
