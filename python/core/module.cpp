@@ -9,6 +9,8 @@ void bind_all(nb::module_& module) {
     bind_errors(module);
     bind_tensor(module);
     bind_checkpoint(module);
+    bind_sha256(module);
+    bind_command_line(module);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 """Sums up a meson test log (testlog.json): prints "PASSED FAILED".
 
-With --failures it prints the names of the failed tests and the end of the output of each. A doctest program counts its
+With --failures it prints the names of the failed tests and the end of the output of each. With --junit it reads what
+pytest --junit-xml writes. A doctest program counts its
 test cases, a program that ends with a line "N passed, N failed" counts those, and any other test counts as one. Skipped
 tests do not count.
 """
 import json
 import re
 import sys
+import xml.etree.ElementTree
 
 GOOD = {'OK', 'EXPECTEDFAIL'}
 SHOWN_LINES = 60
@@ -30,6 +32,13 @@ def count(lines):
     return passed, failed
 
 
+def count_junit(path):
+    suites = list(xml.etree.ElementTree.parse(path).iter('testsuite'))
+    total, skipped, failed, errors = (sum(int(suite.get(key, 0)) for suite in suites)
+                                      for key in ('tests', 'skipped', 'failures', 'errors'))
+    return total - skipped - failed - errors, failed + errors
+
+
 def failures(lines):
     """Yields one text for each failed test."""
     for test in map(json.loads, lines):
@@ -41,6 +50,9 @@ def failures(lines):
 
 
 if __name__ == '__main__':
+    if sys.argv[1] == '--junit':
+        print(*count_junit(sys.argv[2]))
+        sys.exit()
     with open(sys.argv[-1], encoding='utf-8') as log:
         if sys.argv[1] == '--failures':
             print(*failures(log), sep='\n')

@@ -39,10 +39,9 @@ class Missing(unittest.TestCase):
                 program(each, f'echo {each} {log}; "$@"')
             program('env', 'shift; "$@"')
             shutil.copy(DEV, folder / 'dev')
-            lists = folder / 'tests/interop'
-            lists.mkdir(parents=True)
-            for each in ('requirements', 'optional'):
-                (lists / f'{each}.txt').write_text('torch\n')
+            for each in ('tests/interop/requirements.txt', 'tests/interop/optional.txt', 'python/requirements.txt'):
+                (folder / each).parent.mkdir(parents=True, exist_ok=True)
+                (folder / each).write_text('torch\n')
             done = subprocess.run(['bash', folder / 'dev', *arguments], capture_output=True, text=True,
                                   env={'PATH': str(folder / 'bin'), 'HOME': name}, cwd=folder, check=False)
             calls = folder / 'calls'
@@ -78,7 +77,7 @@ class Missing(unittest.TestCase):
         code, said, calls = self.run_dev('--no-install', 'interop', missing=())
         self.assertEqual((code, calls), (NOT_INSTALLED, []))
         self.assertIn('python3 -m venv .venv\n', said)
-        self.assertIn('-r tests/interop/requirements.txt\n', said)
+        self.assertIn('-r tests/interop/requirements.txt -r python/requirements.txt\n', said)
         code, _, calls = self.run_dev('interop', missing=())
         self.assertEqual((code, calls), (9, ['python3 -m venv .venv']))
 
