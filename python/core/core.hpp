@@ -28,6 +28,7 @@ void bind_tensor(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_sha256(nb::module_& module);
 void bind_command_line(nb::module_& module);
+void bind_drop_in(nb::module_& module);
 
 /// Raises a Python exception of a type of `safemap._errors`.
 [[noreturn]] void raise(const Error& error);

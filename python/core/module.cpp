@@ -11,6 +11,7 @@ void bind_all(nb::module_& module) {
     bind_checkpoint(module);
     bind_sha256(module);
     bind_command_line(module);
+    bind_drop_in(module);
 }
 
 }  // namespace
