@@ -371,6 +371,8 @@ Example:
         .def("optimizer", optimizer, nb::sig("def optimizer(self) -> Checkpoint | None"),
              "Returns the state of the optimizer, of a training folder or beside the model.")
         .def("training", training, nb::sig("def training(self) -> Training"), "Returns how far the training had come.")
+        .def("tree", lazy_tree, nb::sig("def tree(self) -> typing.Any"),
+             "Returns the nested state dict, with lazy tensors in the place of tensors; else a dict of all tensors.")
         .def("residency", residency, nb::arg("patterns") = nb::none(),
              nb::sig("def residency(self, patterns: str | list[str] | None = None) -> Residency"),
              "Returns how many bytes of the selected tensors are in memory, and of how many that is known.")

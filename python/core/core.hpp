@@ -29,6 +29,7 @@ void bind_checkpoint(nb::module_& module);
 void bind_sha256(nb::module_& module);
 void bind_command_line(nb::module_& module);
 void bind_drop_in(nb::module_& module);
+void bind_tree(nb::module_& module);
 
 /// Raises a Python exception of a type of `safemap._errors`.
 [[noreturn]] void raise(const Error& error);
@@ -116,6 +117,8 @@ struct Handle {
     Tensor tensor(const LazyTensor& lazy) const;
 };
 
+/// Returns the nested objects of a checkpoint with LazyTensors in them; without a tree, its dict of names.
+[[nodiscard]] nb::object lazy_tree(const Handle& handle);
 /// Returns the value: the view if there is one, else a copy, which is read without the GIL.
 [[nodiscard]] TensorView value_of(const LazyTensor& tensor);
 /// Returns the tensor as torch.Tensor.

@@ -12,6 +12,7 @@ void bind_all(nb::module_& module) {
     bind_sha256(module);
     bind_command_line(module);
     bind_drop_in(module);
+    bind_tree(module);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // safemap.LazyTensor, and tensors of torch and NumPy over the memory of one.
 #include "core.hpp"
+#include "imported.hpp"
 
 #include <safemap/advanced/dlpack.hpp>
 #include <safemap/advanced/text.hpp>
@@ -13,21 +14,6 @@ namespace {
 
 constexpr const char* versioned_name = "dltensor_versioned";
 constexpr const char* unversioned_name = "dltensor";
-
-/// A function or class of another package, imported when it is first needed and kept for the life of the process.
-class Imported {
-public:
-    constexpr Imported(const char* module, const char* attribute) : module_(module), attribute_(attribute) {}
-    nb::handle get() {
-        if (object_ == nullptr) object_ = nb::object(nb::module_::import_(module_).attr(attribute_)).release().ptr();
-        return object_;
-    }
-
-private:
-    const char* module_;
-    const char* attribute_;
-    PyObject* object_ = nullptr;
-};
 
 template <class Managed> void delete_capsule(PyObject* capsule, const char* name) {
     if (!PyCapsule_IsValid(capsule, name)) return;  // a consumer renames what it has taken

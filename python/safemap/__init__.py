@@ -9,17 +9,24 @@ from ._errors import SafemapError
 
 _Mapping.register(Checkpoint)
 
-__all__ = ["Checkpoint", "LazyTensor", "SafemapError", "__version__", "open", "patch_safetensors", "safetensors"]
+# Names that are imported when they are first used, and their modules: `import safemap` takes milliseconds.
+_later = {
+    "Opaque": "_tree",
+    "load": "_load",
+    "load_state_dict": "_load",
+    "patch_safetensors": "_patch",
+    "state_dict": "_load",
+}
+_submodules = ("safetensors", "transformers", "vllm")
 
-# Names that are imported when they are first used, and the modules that have them; "" is the module itself.
-_later = {"patch_safetensors": "_patch", "safetensors": ""}
+__all__ = ["Checkpoint", "LazyTensor", "SafemapError", "__version__", "open", "safetensors", *_later]
 
 
 def __getattr__(name: str):
-    if name not in _later:
+    if name not in _later and name not in _submodules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(f".{_later[name] or name}", __name__)
-    globals()[name] = module if _later[name] == "" else getattr(module, name)
-    return globals()[name]
+    module = import_module(f".{_later.get(name, name)}", __name__)
+    found = globals()[name] = module if name in _submodules else getattr(module, name)
+    return found

@@ -1,0 +1,199 @@
+"""Objects of torch and NumPy for safemap.load(): the functions that make what is neither a plain value nor a view of a
+storage. Nothing here calls what a file names: names are looked up in closed lists."""
+
+from __future__ import annotations
+
+import collections
+
+import torch
+
+from . import _core
+from ._tree import Opaque, mapping, opaque
+
+__all__ = ["mapping", "opaque"]
+
+_other = {
+    "builtins.Ellipsis": ...,
+    "collections.Counter": collections.Counter,
+    "collections.OrderedDict": collections.OrderedDict,
+    "torch.Size": torch.Size,
+    "torch.Tensor": torch.Tensor,
+    "torch.device": torch.device,
+    "torch.nn.parameter.Parameter": torch.nn.Parameter,
+}
+_kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+
+
+def _of_torch(name: str):
+    """Returns torch's constant of this name: a dtype, a layout, a memory format or a scheme."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    return found if isinstance(found, _kinds) else None
+
+
+def constant(kind: str, text: str):
+    """Returns a constant of torch or NumPy; what is none becomes opaque."""
+    if kind == "device":
+        try:
+            return torch.device(text)
+        except RuntimeError:
+            return Opaque("torch.device", f"torch has no device {text!r}")
+    if kind == "numpy_dtype":
+        return _numpy().dtype(text)
+    found = _other.get(text) if kind == "other" else None
+    found = _of_torch(text) if found is None else found
+    return Opaque(text, "a class or function, which was not imported") if found is None else found
+
+
+def _numpy():
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("the file has values of NumPy: pip install numpy, or use tree()") from error
+    return numpy
+
+
+def scalar(dtype: str, value):
+    """Returns a scalar of NumPy. If no value of Python is equal, `value` is its bytes."""
+    numpy = _numpy()
+    kind = numpy.dtype(dtype)
+    if kind.kind in "mM":
+        return numpy.array(value, numpy.int64).view(kind)[()]
+    if isinstance(value, bytes) and kind.kind not in "S":
+        return numpy.frombuffer(value, kind, 1)[0]
+    return kind.type(value)
+
+
+size = torch.Size
+
+
+def parameter(data, requires_grad: bool):
+    """Returns a Parameter; torch refuses a gradient of integers."""
+    return torch.nn.Parameter(data, requires_grad and (data.is_floating_point() or data.is_complex()))
+
+
+def with_grad(tensor):
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.requires_grad_()
+    return tensor
+
+
+def rebuilt(kind: str, parts: dict):
+    """Returns an object that torch or NumPy makes of parts, or None if these do not fit."""
+    try:
+        made = _makers[kind](parts)
+        if parts.get("requires_grad") and not parts.get("parameter"):
+            made = with_grad(made)
+        return parameter(made, bool(parts.get("requires_grad"))) if parts.get("parameter") else made
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
+        return None
+
+
+def _quantized(parts: dict):
+    storage, dtype, offset, size, stride = parts[""]
+    if "offset" in parts:  # elements share bytes
+        offset, size, stride = parts["offset"], parts["size"], parts["stride"]
+    per_tensor = "scale" in parts
+    names = ("scheme", "scale", "zero_point") if per_tensor else ("scheme", "scales", "zero_points", "axis")
+    if not per_tensor:
+        _require_axis(parts["axis"], size, parts["scales"], parts["zero_points"])
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return torch._utils._rebuild_qtensor(
+        typed, offset, size, stride, tuple(parts[name] for name in names), False, collections.OrderedDict()
+    )
+
+
+def _require_axis(axis, size, scales, zero_points):
+    # Older versions of torch do not check this, and would read other memory.
+    if not 0 <= axis < len(size) or {len(scales), len(zero_points)} != {size[axis]}:
+        raise ValueError("scales and zero points do not fit the axis")
+
+
+def _sparse(parts: dict):
+    if "indices" in parts:
+        return torch.sparse_coo_tensor(
+            parts["indices"], parts["values"], parts["size"], check_invariants=True, is_coalesced=parts.get("is_coalesced")
+        )
+    names = ("compressed_indices", "plain_indices", "values", "size")
+    layout = parts["layout"]
+    return torch.sparse_compressed_tensor(*(parts[name] for name in names), layout=layout, check_invariants=True)
+
+
+def _nested(parts: dict):
+    buffer, sizes, strides, offsets = (parts[name] for name in ("buffer", "sizes", "strides", "offsets"))
+    last = offsets + ((sizes - 1) * strides).sum(dim=1) if sizes.numel() else offsets
+    within = ((sizes >= 0) & (strides >= 0)).all() and (offsets >= 0).all() and (last < buffer.numel()).all()
+    if sizes.shape != strides.shape or offsets.shape != sizes.shape[:1] or not (within or (sizes == 0).any()):
+        raise ValueError("a tensor reaches outside the buffer")
+    return torch._nested_view_from_buffer(buffer, sizes, strides, offsets)
+
+
+def _jagged(parts: dict):
+    values, offsets, lengths = parts["values"], parts["offsets"], parts.get("lengths")
+    ragged = parts.get("_ragged_idx", 1)
+    ends = offsets[1:] if lengths is None else offsets[: len(lengths)] + lengths
+    if not (0 <= int(offsets.min()) and int(ends.max()) <= values.shape[ragged - 1]):
+        raise ValueError("a row reaches outside the values")
+    if not (offsets[1:] >= offsets[:-1]).all():
+        raise ValueError("offsets descend")
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged)
+
+
+def _meta(parts: dict):
+    stride = parts.get("stride")
+    stride = torch.empty(parts["size"], device="meta").stride() if stride is None else stride
+    return torch.empty_strided(parts["size"], stride, dtype=parts["dtype"], device="meta")
+
+
+def _array(parts: dict):
+    numpy = _numpy()
+    kind = parts["dtype"]
+    if not isinstance(kind, numpy.dtype) or kind.hasobject:
+        return None
+    flat = numpy.frombuffer(parts["data"], kind)
+    return flat.reshape(parts["shape"], order="F" if parts["fortran"] else "C").copy(order="K")
+
+
+_makers = {
+    "quantized": _quantized,
+    "sparse": _sparse,
+    "nested": _nested,
+    "jagged": _jagged,
+    "meta": _meta,
+    "array": _array,
+}
+
+
+def load(path, *, progress=None, **options):
+    """Returns what torch.load(path, weights_only=True) gives, over the mapped file. No pickle is run.
+
+    Tensors of one storage share its memory, which is mapped: loading reads nothing. What is written to a tensor changes
+    no file. Storages that cannot be mapped, such as compressed ones, are read once.
+
+    Objects of classes that safemap does not know are safemap.Opaque. For a path that is not a file of torch.save, the
+    result is a dict of names and tensors, or the nested dict that a structure document describes.
+
+    Args:
+        path: whatever safemap.open() takes.
+        progress: None, True, or a callable (stage, done, total) that cancels by returning False; for storages that are
+            read.
+        options: options of safemap.open().
+
+    Example:
+        state = safemap.load("checkpoint.pt")
+        model.load_state_dict(state["model"])
+    """
+    options.setdefault("as_parts", True)
+    with _core.open(path, **options) as checkpoint:
+        return _core._load_tree(checkpoint, progress)
+
+
+def state_dict(path, *, progress=None, **options) -> dict:
+    """Returns a dict of all names of a checkpoint and their tensors of torch, over the mapped files.
+
+    Tied names have one tensor. Arguments are those of load().
+
+    Example:
+        model.load_state_dict(safemap.state_dict("zero_run/"), assign=True)
+    """
+    with _core.open(path, **options) as checkpoint:
+        return _core._state_dict(checkpoint, progress)
