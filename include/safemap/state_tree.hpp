@@ -87,6 +87,10 @@ public:
         /// | sparse | layout, indices or compressed_indices and plain_indices, values, size |
         /// | nested | buffer, sizes, strides, offsets |
         ///
+        /// A tensor on the meta device is an object of class torch.Tensor whose child `device` is the Constant "meta".
+        /// Its other children are dtype, size, stride, requires_grad, parameter if it is a Parameter, and
+        /// storage_offset if the file says it. It has no data.
+        ///
         /// The child "" of a quantized tensor holds the numbers as stored. Of quint4x2 and quint2x4 it holds all bytes
         /// of the storage, and there are offset, size and stride in elements.
         enum class Form : std::uint8_t { object, quantized, sparse, nested };

@@ -85,7 +85,8 @@ Strides row_major(const Shape& shape) {
     for (std::size_t d = shape.size(); d-- > 0;) {
         strides[d] = stride;
         // A shape without elements may have other dimensions whose product overflows; its strides do not matter.
-        if (__builtin_mul_overflow(stride, static_cast<std::int64_t>(shape[d]), &stride)) stride = 0;
+        const auto steps = static_cast<std::int64_t>(std::max<std::uint64_t>(shape[d], 1));
+        if (__builtin_mul_overflow(stride, steps, &stride)) stride = 0;
     }
     return strides;
 }

@@ -166,7 +166,7 @@ private:
         const TarEntry& entry = found->second;
         const Storage& storage = this->storage(entry.storage);
         Geometry geometry = geometry_of(entry.sizes, entry.strides, entry.offset);
-        fit(geometry, storage.count);
+        require_inside(geometry, storage.count);
         if (geometry.elements > 0) geometry.view.offset += static_cast<std::int64_t>(storage.first);
         return LazyTensor({}, storage.store, std::move(geometry.view), {});
     }

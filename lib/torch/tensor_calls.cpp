@@ -141,7 +141,7 @@ public:
     Node meta_tensor(Arguments arguments) {
         Opaque out = without_data();
         parts_.add_named(out, {"dtype", "size", "stride", "requires_grad"}, arguments);
-        return out;
+        return on_meta(std::move(out));
     }
 
     /// Reads a quantized tensor: (storage, offset, size, stride, quantizer, requires_grad, hooks).
@@ -230,6 +230,11 @@ private:
     static Opaque without_data() {
         return {.type = "torch.Tensor", .why = "a tensor on the meta device, which has no data"};
     }
+    /// Adds the part that tells a tensor without data from other objects.
+    Opaque on_meta(Opaque out) {
+        parts_.add_value(out, "device", StateTree::Constant{StateTree::Constant::Kind::device, "meta"});
+        return out;
+    }
 
     bool truth(Id id) const { return pickle_.kind(id) == Kind::boolean && pickle_.boolean(id); }
     static Id optional(Arguments arguments, std::size_t place) {
@@ -252,8 +257,9 @@ private:
         parts_.add_value(out, "dtype",
                          StateTree::Constant{.kind = StateTree::Constant::Kind::dtype,
                                              .text = std::string(torch_name(tensors_.dtype(said)))});
-        parts_.add_named(out, {"size", "stride"}, arguments.subspan(2));
-        return out;
+        parts_.add_named(out, {"storage_offset", "size", "stride"}, arguments.subspan(1));
+        parts_.add_value(out, "requires_grad", requires_grad);
+        return on_meta(std::move(out));
     }
 
     /// Returns the tensor that a node of the pickle makes. Throws bad_tensor if it makes none.

@@ -97,17 +97,13 @@ Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides
     return geometry;
 }
 
-void fit(Geometry& geometry, std::uint64_t elements) {
-    StridedView& view = geometry.view;
-    if (geometry.elements == 0) {
-        // Strides and offset of an empty tensor mean nothing; torch writes any.
-        view.strides = row_major(view.shape);
-        view.offset = 0;
-    } else if (const std::uint64_t end = reach(view); end > elements) {
+void require_inside(const Geometry& geometry, std::uint64_t elements) {
+    if (geometry.elements == 0) return;
+    const StridedView& view = geometry.view;
+    if (const std::uint64_t end = reach(view); end > elements)
         throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " +
                                                  std::to_string(end) + ", but the storage has " +
                                                  std::to_string(elements));
-    }
 }
 
 TwoTypes storages_of_two_types(const PickleGraph& pickle) {
@@ -275,7 +271,7 @@ std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
     if (!byte_size(dtype, geometry.elements)) throw overflow("the size of shape " + to_string(view.shape));
     const auto in_dtype = [&](std::uint64_t count) { return storage.type.untyped ? elements_in(count, dtype) : count; };
 
-    fit(geometry, in_dtype(storage.count));
+    require_inside(geometry, in_dtype(storage.count));
     if (geometry.elements > 0) view.offset += static_cast<std::int64_t>(storage.first);
     const Decoding decoding = this->decoding(dtype, parts.metadata);
     if (storage.meta) return std::nullopt;

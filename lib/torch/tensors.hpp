@@ -36,9 +36,9 @@ struct Geometry {
 };
 /// Returns the geometry with these numbers. Throws bad_tensor and shape_overflow if no tensor can have them.
 Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides, std::int64_t offset);
-/// Checks that a tensor fits into a storage of `elements` elements. Throws shape_overflow, and storage_too_short if the
-/// tensor reaches past the storage. If the tensor has no elements, sets its strides to row-major and its offset to 0.
-void fit(Geometry& geometry, std::uint64_t elements);
+/// Checks that a tensor fits into a storage of `elements` elements: one without elements fits, whatever its strides and
+/// offset. Throws shape_overflow, and storage_too_short if the tensor reaches past the storage.
+void require_inside(const Geometry& geometry, std::uint64_t elements);
 
 /// The class names of storages that a pickle gives two types, by key. Refers to the pickle.
 using TwoTypes = std::unordered_map<std::string_view, std::pair<std::string_view, std::string_view>, NameHash>;

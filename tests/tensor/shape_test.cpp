@@ -244,6 +244,14 @@ TEST_CASE("contiguity ignores dimensions of size one, and holds for tensors with
     CHECK(row_major({2, 3, 4}) == Strides{12, 4, 1});
 }
 
+TEST_CASE("strides of shapes without elements are those of PyTorch and NumPy") {
+    CHECK(row_major({3, 0}) == Strides{1, 1});
+    CHECK(row_major({0, 3}) == Strides{3, 1});
+    CHECK(row_major({3, 0, 2}) == Strides{2, 2, 1});
+    CHECK(row_major({0}) == Strides{1});
+    CHECK(row_major({0, 0, 5}) == Strides{5, 5, 1});
+}
+
 TEST_CASE("more than eight dimensions are stored on the heap and behave the same") {
     Shape shape;
     for (std::uint64_t i = 0; i < 100; ++i) shape.push_back(i);

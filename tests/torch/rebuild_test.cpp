@@ -656,18 +656,81 @@ TEST_CASE("names in a pickle that are not UTF-8 are escaped in the document") {
     }
 }
 
-TEST_CASE("a tensor without data keeps dtype and shape, and an object keeps its constructor arguments") {
-    const auto meta = tree_of(in_dict(forge::call(
-        "torch._utils", "_rebuild_meta_tensor_no_storage",
-        {forge::global("torch", "bfloat16"), forge::tuple({number(3)}), forge::tuple({number(1)}), "\x89"})));
-    const auto on_meta = tree_of(in_dict(forge::view(forge::storage("BFloat16Storage", "0", 3, "meta"), 0, {3}, {1})));
-    for (const StateTree* tree : {&meta, &on_meta}) {
-        const auto dtype = tree->find("x/dtype");
-        REQUIRE(dtype.has_value());
-        CHECK(std::get<StateTree::Constant>((*tree)[*dtype]).text == "bfloat16");
-        REQUIRE(tree->find("x/size/0").has_value());
-        CHECK(std::get<std::int64_t>((*tree)[*tree->find("x/size/0")]) == 3);
+TEST_CASE("a tensor on the meta device keeps all that torch rebuilds it from, also in a structure document") {
+    const auto no_storage = [](const char* requires_grad) {
+        return forge::call("torch._utils", "_rebuild_meta_tensor_no_storage",
+                           {forge::global("torch", "bfloat16"), forge::tuple({number(5), number(3)}),
+                            forge::tuple({number(1), number(5)}), requires_grad});
+    };
+    const auto in_storage = [](const char* requires_grad) {
+        return forge::call(
+            "torch._utils", "_rebuild_tensor_v2",
+            {forge::storage("BFloat16Storage", "0", 17, "meta"), number(2), forge::tuple({number(5), number(3)}),
+             forge::tuple({number(1), number(5)}), requires_grad, forge::ordered()});
+    };
+    const auto parameter = [](const std::string& tensor) {
+        return forge::call("torch._utils", "_rebuild_parameter", {tensor, "\x88", forge::ordered()});
+    };
+    struct Case {
+        std::string value;
+        bool requires_grad;
+    };
+    for (const Case& each : {Case{no_storage("\x89"), false}, Case{no_storage("\x88"), true},
+                             Case{in_storage("\x89"), false}, Case{in_storage("\x88"), true},
+                             Case{parameter(no_storage("\x89")), true}, Case{parameter(in_storage("\x89")), true}}) {
+        const StateTree tree = tree_of(in_dict(each.value));
+        const std::string document = state::structure_of(tree, [](const std::string&) { return std::nullopt; });
+        CHECK(document.find(R"({"x":["o","torch.Tensor",["t"],{"dtype":["dtype","bfloat16"],)") != document.npos);
+        const StateTree again = state::unflatten(document, [](const std::string&) { return nullptr; });
+        for (const StateTree* const found : {&tree, &again}) {
+            const auto at = [&](const std::string& path) -> const StateTree::Node& {
+                const auto node = found->find("x/" + path);
+                REQUIRE(node);
+                return (*found)[*node];
+            };
+            const auto numbers = [&](const std::string& path) {
+                std::vector<std::int64_t> out;
+                for (const StateTree::NodeId item : std::get<StateTree::Sequence>(at(path)).items)
+                    out.push_back(std::get<std::int64_t>((*found)[item]));
+                return out;
+            };
+            CHECK(std::get<StateTree::Constant>(at("device")).kind == StateTree::Constant::Kind::device);
+            CHECK(std::get<StateTree::Constant>(at("device")).text == "meta");
+            CHECK(std::get<StateTree::Constant>(at("dtype")).text == "bfloat16");
+            CHECK(numbers("size") == std::vector<std::int64_t>{5, 3});
+            CHECK(numbers("stride") == std::vector<std::int64_t>{1, 5});
+            CHECK(std::get<bool>(at("requires_grad")) == each.requires_grad);
+            CHECK(found->find("x/parameter").has_value() == (each.value.find("_rebuild_parameter") != each.value.npos));
+            CHECK(found->find("x/storage_offset").has_value() == (each.value.find("_v2") != each.value.npos));
+        }
     }
+}
+
+TEST_CASE("a tensor without elements keeps the strides and the offset that torch wrote") {
+    const auto view_of = [](std::int64_t offset, const forge::Numbers& size, const forge::Numbers& stride) {
+        const StateTree tree = tree_of(one(floats(), offset, size, stride));
+        const LazyTensor tensor = std::get<StateTree::Tensor>(tree[*tree.find("x")]).tensor;
+        CHECK(tensor.load().nbytes() == 0);
+        const TensorView view = tensor.view();
+        CHECK(view.strides() == tensor.strided_view().strides);
+        CHECK(tensor.slice({{.start = 1, .step = 3}}).load().nbytes() == 0);
+        return tensor.strided_view();
+    };
+    const StridedView part = view_of(8, {6, 0}, {8, 1});
+    CHECK(part.strides == Strides{8, 1});
+    CHECK(part.offset == 8);
+    CHECK(view_of(0, {3, 0, 2}, {2, 2, 1}).strides == Strides{2, 2, 1});
+    CHECK(view_of(0, {0, 5}, {1, 7}).strides == Strides{1, 7});
+    CHECK(view_of(int64_max, {0, 5}, {int64_max, int64_max}).strides == Strides{int64_max, int64_max});
+
+    const auto strides_in = [](const std::string& file, const std::string& path) {
+        const StateTree tree = fixtures::open(fixtures::content(file)).tree;
+        return std::get<StateTree::Tensor>(tree[*tree.find(path)]).tensor.strided_view().strides;
+    };
+    CHECK(strides_in("strided.pt", "empty_of_base") == Strides{8, 1});
+}
+
+TEST_CASE("an object keeps its constructor arguments") {
     const auto object = root_as<StateTree::Opaque>(forge::call("my_model", "Point", {number(1), forge::text("a")}) +
                                                    forge::dict({forge::text("0"), number(5)}) + "b");
     CHECK(object.arguments == 2);

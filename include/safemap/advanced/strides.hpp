@@ -8,7 +8,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Returns the strides of a contiguous row-major tensor, in elements. element_count() of the shape must exist.
+/// Returns the strides of a contiguous row-major tensor, in elements. element_count() of the shape must exist. A
+/// dimension of size 0 counts as 1, as in PyTorch and NumPy: [3, 0, 2] has strides [2, 2, 1].
 [[nodiscard]] SAFEMAP_API Strides row_major(const Shape& shape);
 /// Returns true if the elements are contiguous in row-major order. Strides of dimensions of size 1 do not matter, and a
 /// tensor without elements is contiguous.
