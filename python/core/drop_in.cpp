@@ -50,8 +50,8 @@ template <class Function> auto as_safetensors(const char* operation, Function&& 
         ("argument '" + std::string(argument) + "': " + is + " is not an instance of '" + wanted + "'").c_str());
 }
 
-/// Returns the text of a str. Raises TypeError, and UnicodeEncodeError for surrogates.
-std::string unicode_from(nb::handle value, const char* argument) {
+/// Returns the text of a str, which lives as long as that. Raises TypeError, and UnicodeEncodeError for surrogates.
+std::string_view unicode_from(nb::handle value, const char* argument) {
     if (!PyUnicode_Check(value.ptr())) wrong_argument(argument, value, "str");
     Py_ssize_t size = 0;
     const char* const text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
@@ -106,7 +106,7 @@ struct SafeSlice {
 };
 
 bool is_torch_framework(nb::handle framework) {
-    const std::string text = unicode_from(framework, "framework");
+    const std::string text(unicode_from(framework, "framework"));
     if (text == "pt" || text == "torch" || text == "pytorch") return true;
     if (text == "np" || text == "numpy") return false;
     constexpr std::array others = {"tf", "tensorflow", "jax", "flax", "mlx", "paddle"};
@@ -122,7 +122,7 @@ Reading reading_from(nb::handle framework, const nb::object& device, nb::handle 
     as.torch = is_torch_framework(framework);
     const bool is_host = device.is_none() || (PyUnicode_Check(device.ptr()) && device.equal(nb::str("cpu")));
     if (!is_host) as.device = drop_in_errors("device_from")(device);
-    const std::string how = unicode_from(backend, "backend");
+    const std::string how(unicode_from(backend, "backend"));
     if (how != "mmap" && how != "pread")
         raise_safetensor_error("backend \"" + how + "\" is invalid (expected one of: \"mmap\", \"pread\")");
     as.copies = how == "pread";
@@ -156,10 +156,11 @@ std::shared_ptr<const OpenFile> open_for(const std::filesystem::path& path, Read
 }
 
 const LazyTensor& tensor_called(const OpenFile& file, nb::handle name) {
-    const std::string text = unicode_from(name, "name");
+    const std::string_view text = unicode_from(name, "name");
     const LazyTensor* const found = file.checkpoint.find(text);
     // Other names of a tied tensor are no names of the file.
-    if (found == nullptr || found->name() != text) raise_safetensor_error("File does not contain tensor " + text);
+    if (found == nullptr || found->name() != text)
+        raise_safetensor_error("File does not contain tensor " + std::string(text));
     return *found;
 }
 
@@ -183,16 +184,14 @@ TensorView copy_of(const LazyTensor& tensor) {
     return without_gil([&] { return tensor.load(); });
 }
 
-/// Returns the value as safetensors gives it: writable and row-major. Only what is so in the file needs no copy.
-TensorView writable_value(const Reading& as, const LazyTensor& tensor) {
-    if (as.copies) return copy_of(tensor);
-    const TensorView view = value_of(tensor);
-    return view.writable() && view.contiguous() ? view : copy_of(tensor);
-}
-
-/// Returns the tensor. Its dtype must be one that the framework has.
+/// Returns the value as safetensors gives it: writable and row-major. Only what is so in the file needs no copy. The
+/// dtype must be one that the framework has.
 nb::object value_in(const Reading& as, const LazyTensor& tensor) {
-    return as_safetensors(reading, [&] { return in_framework(as, writable_value(as, tensor)); });
+    return as_safetensors(reading, [&] {
+        if (as.copies) return in_framework(as, copy_of(tensor));
+        const TensorView view = value_of(tensor);
+        return view.writable() && view.contiguous() ? in_framework(as, view) : in_framework(as, copy_of(tensor));
+    });
 }
 
 nb::object whole(const Reading& as, const LazyTensor& tensor) {
@@ -377,15 +376,45 @@ LazyTensor part_of(const LazyTensor& tensor, nb::handle key) {
                            ": " + fault);
 }
 
+bool is_plain(nb::handle bound) { return bound.is_none() || PyLong_CheckExact(bound.ptr()); }
+
+/// Returns true for an integer, a range with a positive step or an ellipsis: safemap and torch index alike by them.
+bool is_plain_index(nb::handle key) {
+    if (key.is(nb::handle(Py_Ellipsis)) || PyLong_CheckExact(key.ptr())) return true;
+    if (!PySlice_Check(key.ptr()) || !is_plain(key.attr("start")) || !is_plain(key.attr("stop"))) return false;
+    const nb::object step = key.attr("step");
+    int overflow = 0;
+    return step.is_none() ||
+           (PyLong_CheckExact(step.ptr()) && PyLong_AsLongLongAndOverflow(step.ptr(), &overflow) > 0);
+}
+
+/// Returns a view of the part, or null if torch has to index the tensor, or to say what is wrong with the index.
+nb::object torch_view(const LazyTensor& tensor, nb::handle key) {
+    const std::vector<nb::object> keys = keys_from(key);
+    if (element_size(tensor.dtype()) == 0 || !std::all_of(keys.begin(), keys.end(), is_plain_index)) return {};
+    try {
+        const TensorView view = value_of(tensor.slice(slices_from(key)));
+        return view.writable() ? to_torch(view) : nb::object();
+    } catch (const Error&) {
+        return {};
+    }
+}
+
+/// Returns the part as torch indexes the tensor.
+nb::object indexed_by_torch(const LazyTensor& tensor, nb::handle key) {
+    nb::object view = torch_view(tensor, key);
+    if (view.is_valid()) return view;
+    view = whole({.torch = true}, tensor);
+    // torch has pairs of F4, which the indices do not count: it refuses this shape.
+    if (tensor.dtype() == Dtype::f4) view = view.attr("reshape")(to_python(tensor.shape()));
+    return view[key];
+}
+
 nb::object slice_item(const SafeSlice& self, nb::handle key) {
     const Reading& as = self.file->as;
     if (as.torch && !as.copies) {
-        const Reading host = {.torch = true};
-        nb::object tensor = whole(host, *self.tensor);
-        // torch has pairs of F4, which the indices do not count: it refuses this shape.
-        if (self.tensor->dtype() == Dtype::f4) tensor = tensor.attr("reshape")(to_python(self.tensor->shape()));
-        tensor = tensor[key];
-        return as.device.is_valid() ? tensor.attr("to")(as.device) : tensor;
+        nb::object tensor = indexed_by_torch(*self.tensor, key);
+        return as.device.is_valid() ? tensor.attr("to")(as.device) : std::move(tensor);
     }
     const LazyTensor part = part_of(*self.tensor, key);
     require_framework_dtype(as.torch, part);
@@ -402,7 +431,7 @@ struct TensorSpec {
 };
 
 Dtype dtype_called(nb::handle value) {
-    const std::string text = unicode_from(value, "dtype");
+    const std::string_view text = unicode_from(value, "dtype");
     const std::optional<Dtype> dtype = parse_dtype(text);
     const bool is_known = dtype && *dtype <= Dtype::u64 && torch_name(*dtype) == text;
     if (is_known && *dtype != Dtype::f6_e2m3 && *dtype != Dtype::f6_e3m2) return *dtype;
@@ -453,7 +482,7 @@ std::vector<LazyTensor> tensors_from(nb::handle tensors) {
     std::vector<LazyTensor> list;
     list.reserve(nb::len(tensors));
     for (const auto& [name, spec] : nb::borrow<nb::dict>(tensors)) {
-        std::string text = unicode_from(name, "tensor_dict");
+        std::string text(unicode_from(name, "tensor_dict"));
         if (!nb::isinstance<TensorSpec>(spec)) wrong_argument("tensor_dict", spec, "TensorSpec");
         const TensorSpec& given = nb::cast<const TensorSpec&>(spec);
         list.push_back(as_safetensors(serializing, [&] { return tensor_of(std::move(text), given); }));
@@ -471,7 +500,8 @@ SaveOptions options_with(nb::handle metadata) {
     if (metadata.is_none()) return options;
     if (!PyDict_Check(metadata.ptr())) wrong_argument("metadata", metadata, "dict");
     for (const auto& [key, value] : nb::borrow<nb::dict>(metadata))
-        options.metadata.insert_or_assign(unicode_from(key, "metadata"), unicode_from(value, "metadata"));
+        options.metadata.insert_or_assign(std::string(unicode_from(key, "metadata")),
+                                          std::string(unicode_from(value, "metadata")));
     return options;
 }
 
