@@ -90,7 +90,8 @@ std::size_t Storages::add_storage(const LazyTensor& tensor) {
     if (!fresh) return known->second;
     LazyTensor whole = value ? tensor : LazyTensor(tensor.name(), tensor.stored(), {.byte_swap = swapped});
     if (!value && !swapped && placement) {
-        const auto [place, alone] = by_place_.try_emplace({placement->source.get(), placement->extent.offset}, known->second);
+        const Key start{placement->source.get(), placement->extent.offset};
+        const auto [place, alone] = by_place_.try_emplace(start, known->second);
         known->second = place->second;
         if (!alone) {
             Storage& storage = storages_[place->second];
@@ -161,6 +162,7 @@ nb::object Storages::torch(const LazyTensor& tensor) {
         storage.first = to_torch(TensorView::row_major(dtype, bytes_of(*storage.bytes), tensor.shape()));
         return with_lazy_bits(storage.first, tensor.decoding());
     }
+    if (dtype == Dtype::f6_e2m3 || dtype == Dtype::f6_e3m2) return to_torch(value_of(tensor));  // which refuses it
     const StridedView view = torch_view(tensor);
     const nb::object made = empty.get()(0, nb::arg("dtype") = torch_dtype(dtype));
     made.attr("set_")(untyped(storage), view.offset, to_python(view.shape), tuple_of(view.strides));

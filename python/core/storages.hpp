@@ -3,7 +3,7 @@
 
 #include "core.hpp"
 
-#include <map>
+#include <unordered_map>
 
 namespace safemap::python {
 
@@ -34,6 +34,12 @@ private:
     };
     /// An object, or a source and an offset in it.
     using Key = std::pair<const void*, std::uint64_t>;
+    struct KeyHash {
+        std::size_t operator()(const Key& key) const noexcept {
+            return std::hash<const void*>()(key.first) ^ std::hash<std::uint64_t>()(key.second);
+        }
+    };
+    using Numbers = std::unordered_map<Key, std::size_t, KeyHash>;
 
     std::size_t add_storage(const LazyTensor& tensor);
     Storage& of(const LazyTensor& tensor);
@@ -42,8 +48,8 @@ private:
 
     bool copies_read_only_;
     std::vector<Storage> storages_;
-    std::map<Key, std::size_t> by_place_;
-    std::map<Key, std::size_t> by_tensor_;  ///< by stored tensor and its decoding, or by the address of a value
+    Numbers by_place_;
+    Numbers by_tensor_;  ///< by stored tensor and its decoding, or by the address of a value
 };
 
 }  // namespace safemap::python

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace safemap::python {
@@ -110,6 +111,20 @@ nb::object checked(PyObject* made) {
     if (made == nullptr) throw nb::python_error();
     return nb::steal(made);
 }
+
+/// Keeps Python from looking for cycles of garbage among new objects, which would take a quarter of the time.
+class NoCollection {
+public:
+    NoCollection() : enabled_(PyGC_Disable() != 0) {}
+    ~NoCollection() {
+        if (enabled_) PyGC_Enable();
+    }
+    NoCollection(const NoCollection&) = delete;
+    NoCollection& operator=(const NoCollection&) = delete;
+
+private:
+    bool enabled_;
+};
 
 /// A maker of the objects of one tree. Nothing recurses, so that trees may have any depth: make() gives lists, dicts
 /// and objects empty, with what they cannot be made without, and fill() fills them later.
@@ -248,12 +263,31 @@ private:
         else if (tensor.requires_grad) made = hooks_.attr("with_grad")(made);
         return tensor.attributes == StateTree::no_node ? made : to_fill(id, std::move(made));
     }
-    nb::object lazy(const LazyTensor& tensor) const {
+    /// Returns the tensor as the checkpoint lists it. One that it does not list cannot be found again by pickle.
+    nb::object lazy(const LazyTensor& tensor) {
+        if (listed_.empty())
+            for (const LazyTensor& one : handle_.get()) listed_.emplace(hash_of(one), &one);
+        const auto [first, last] = listed_.equal_range(hash_of(tensor));
+        for (auto one = first; one != last; ++one)
+            if (is_same_value(*one->second, tensor)) return nb::cast(handle_.tensor(*one->second));
         Tensor made = handle_.tensor(tensor);
-        // Only tensors that the checkpoint lists under this name can be found again by pickle.
-        const LazyTensor* const listed = handle_.get().find(tensor.name());
-        if (listed == nullptr || listed->stored() != tensor.stored()) made.origin = nb::none();
+        made.origin = nb::none();
         return nb::cast(std::move(made));
+    }
+    static std::size_t hash_of(const LazyTensor& tensor) {
+        const StridedView view = tensor.strided_view();
+        std::size_t hash = std::hash<const void*>()(tensor.stored().get());
+        const auto add = [&hash](auto number) { hash = hash * 31 + static_cast<std::size_t>(number); };
+        add(view.offset);
+        std::for_each(view.shape.begin(), view.shape.end(), add);
+        std::for_each(view.strides.begin(), view.strides.end(), add);
+        return hash;
+    }
+    static bool is_same_value(const LazyTensor& a, const LazyTensor& b) {
+        const StridedView one = a.strided_view();
+        const StridedView other = b.strided_view();
+        return a.stored() == b.stored() && one.offset == other.offset && one.shape == other.shape && one.strides == other.strides &&
+               a.decoding() == b.decoding();
     }
     static nb::object array(const LazyTensor& tensor) {
         const TensorView view = value_of(tensor);
@@ -342,6 +376,7 @@ private:
     std::unordered_set<NodeId> in_progress_;  ///< nodes that wait for their parts
     std::unordered_set<NodeId> opaque_;       ///< objects that stay opaque
     std::map<std::pair<Constant::Kind, std::string>, nb::object> constants_;
+    std::unordered_multimap<std::size_t, const LazyTensor*> listed_;  ///< tensors of the checkpoint, by hash_of()
     std::size_t objects_ = 0;
 };
 
@@ -369,6 +404,7 @@ nb::dict state_dict(const Handle& handle, const nb::object& progress) {
     Storages storages(self.copies_read_only);
     for (const LazyTensor& tensor : self.get()) storages.add(tensor);
     storages.open(progress);
+    const NoCollection none;
     return flat_dict(self, &storages);
 }
 
@@ -379,12 +415,14 @@ nb::object load_tree(const Handle& handle, const nb::object& progress) {
     Storages storages(self.copies_read_only);
     add_storages(storages, *tree);
     storages.open(progress);
+    const NoCollection none;
     return Maker(self, *tree, nb::module_::import_("safemap._load"), &storages).run();
 }
 
 }  // namespace
 
 nb::object lazy_tree(const Handle& handle) {
+    const NoCollection none;
     const Handle self = handle;
     const StateTree* const tree = self.get().tree();
     if (tree == nullptr) return flat_dict(self, nullptr);
