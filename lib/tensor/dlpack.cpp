@@ -79,7 +79,7 @@ void join_pairs(Described& out) {
     out.strides.back() = 1;
 }
 
-/// What an exported tensor needs: the owner of the bytes, the description and the tensor itself.
+/// The memory behind an exported tensor: the owner of the bytes, its description and the tensor itself.
 template <class Managed> struct Exported {
     std::shared_ptr<const void> owner;
     Described described;
@@ -87,8 +87,10 @@ template <class Managed> struct Exported {
 };
 
 template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view, Float4 float4) {
-    auto out = std::make_unique<Exported<Managed>>(Exported<Managed>{
-        .owner = view.owner(), .described = described(view.dtype(), view.shape(), view.strides(), float4), .managed = {}});
+    auto out = std::make_unique<Exported<Managed>>(
+        Exported<Managed>{.owner = view.owner(),
+                          .described = described(view.dtype(), view.shape(), view.strides(), float4),
+                          .managed = {}});
     out->managed.manager_ctx = out.get();
     out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
     // DLPack has no const pointer; a flag marks read-only data.

@@ -26,10 +26,11 @@ int run_command_line(nb::handle program, nb::handle words) {
 }  // namespace
 
 void bind_command_line(nb::module_& module) {
-    module.def("run_command_line", run_command_line, nb::arg("program"), nb::arg("words"),
-               nb::sig("def run_command_line(program: list[str], words: list[str]) -> int"),
-               "Runs a command with these words, and returns the exit code. `program` is what started it, for messages.\n"
-               "Meanwhile signals do what they do to the program `safemap`: Ctrl-C ends the process.");
+    module.def(
+        "run_command_line", run_command_line, nb::arg("program"), nb::arg("words"),
+        nb::sig("def run_command_line(program: list[str], words: list[str]) -> int"),
+        "Runs a command with these words, and returns the exit code. `program` is what started it, for messages.\n"
+        "Meanwhile signals do what they do to the program `safemap`: Ctrl-C ends the process.");
 }
 
 }  // namespace safemap::python

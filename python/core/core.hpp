@@ -126,10 +126,10 @@ struct Handle {
 /// Returns the tensor as numpy.ndarray. Raises ImportError without NumPy, or without ml_dtypes where that is needed.
 [[nodiscard]] nb::object to_numpy(const TensorView& view);
 /// Returns a lazy tensor over the memory of a torch.Tensor, numpy.ndarray, LazyTensor, or object with __dlpack__, and
-/// keeps that alive. Copies nothing, except pairs of float4 that are not contiguous. A tensor of torch on another device
-/// is copied to the host when it is read, block by block. Raises TypeError for other values, and for arrays of objects,
-/// texts and structures; invalid_argument for tensors of torch that are sparse, quantized, nested, without values
-/// (device meta) or without memory of their own (DTensor), and for dtypes that safemap lacks.
+/// keeps that alive. Copies nothing, except pairs of float4 that are not contiguous. A tensor of torch on another
+/// device is copied to the host when it is read, block by block. Raises TypeError for other values, and for arrays of
+/// objects, texts and structures; invalid_argument for tensors of torch that are sparse, quantized, nested, without
+/// values (device meta) or without memory of their own (DTensor), and for dtypes that safemap lacks.
 [[nodiscard]] LazyTensor lazy_from(std::string name, nb::handle value);
 
 /// Where the elements of a tensor begin: tensors of one place, dtype, shape and strides have the same elements.

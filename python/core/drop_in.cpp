@@ -75,8 +75,8 @@ std::uint64_t unsigned_from(nb::handle value) {
 
 /// The framework of tensors, and how they are read.
 struct Reading {
-    bool torch = true;      ///< false: NumPy
-    bool copies = false;    ///< the backend "pread": each tensor has memory of its own
+    bool torch = true;       ///< false: NumPy
+    bool copies = false;     ///< the backend "pread": each tensor has memory of its own
     nb::object device = {};  ///< null: the memory of the host
 };
 
@@ -144,13 +144,11 @@ Checkpoint open_as_stored(std::shared_ptr<const Source> source) {
 
 std::shared_ptr<const OpenFile> open_for(const std::filesystem::path& path, Reading as) {
     if (path.native().find('\0') != std::string::npos)
-        raise_object(nb::steal(PyObject_CallFunction(PyExc_FileNotFoundError, "N",
-                                                     to_python("No such file or directory: " + path.native())
-                                                         .release()
-                                                         .ptr())));
+        raise_object(nb::steal(PyObject_CallFunction(
+            PyExc_FileNotFoundError, "N", to_python("No such file or directory: " + path.native()).release().ptr())));
     const Mapping mapping = as.copies ? Mapping::never : Mapping::private_copy;
-    Checkpoint checkpoint = as_safetensors(
-        opening, [&] { return without_gil([&] { return open_as_stored(open_file(path, mapping)); }); });
+    Checkpoint checkpoint =
+        as_safetensors(opening, [&] { return without_gil([&] { return open_as_stored(open_file(path, mapping)); }); });
     nb::module_::import_(as.torch ? "torch" : "numpy");
     return std::make_shared<const OpenFile>(OpenFile{std::move(checkpoint), std::move(as)});
 }
@@ -384,8 +382,7 @@ bool is_plain_index(nb::handle key) {
     if (!PySlice_Check(key.ptr()) || !is_plain(key.attr("start")) || !is_plain(key.attr("stop"))) return false;
     const nb::object step = key.attr("step");
     int overflow = 0;
-    return step.is_none() ||
-           (PyLong_CheckExact(step.ptr()) && PyLong_AsLongLongAndOverflow(step.ptr(), &overflow) > 0);
+    return step.is_none() || (PyLong_CheckExact(step.ptr()) && PyLong_AsLongLongAndOverflow(step.ptr(), &overflow) > 0);
 }
 
 /// Returns a view of the part, or null if torch has to index the tensor, or to say what is wrong with the index.
@@ -586,41 +583,52 @@ nb::dict load_bytes(nb::handle data, bool torch) {
 
 template <class T> nb::class_<T> bind_open(nb::module_& module, const char* name, const char* text) {
     return nb::class_<T>(module, name, nb::is_final(), text)
-        .def("keys", [](const T& self) { return sorted_names(self); }, nb::sig("def keys(self) -> list[str]"),
-             "Returns the names of the tensors, sorted.")
-        .def("offset_keys", [](const T& self) { return names_by_offset(self); },
-             nb::sig("def offset_keys(self) -> list[str]"),
-             "Returns the names of the tensors in the order of their bytes in the file.")
-        .def("metadata", [](const T& self) { return metadata_pairs(self); },
-             nb::sig("def metadata(self) -> dict[str, str] | None"),
-             "Returns the pairs of `__metadata__`, or None if the file has none.")
-        .def("get_tensor", [](const T& self, nb::handle key) { return get_tensor(self, key); }, nb::arg("name").none(),
-             nb::sig("def get_tensor(self, name: str) -> typing.Any"),
-             "Returns the tensor. With the backend \"mmap\" it is a view of a private copy of the file: it may be "
-             "written to, the file never changes, and all tensors of this object share the copy. With \"pread\", and "
-             "on another device than the cpu, it has memory of its own. It may outlive this object.\n\n"
-             "Raises SafetensorError if the file has no tensor of this name; other names of tied tensors count as "
-             "missing.")
-        .def("get_tensors", [](const T& self) { return get_tensors(self); },
-             nb::sig("def get_tensors(self) -> dict[str, typing.Any]"),
-             "Returns all tensors by name, in the order of their bytes in the file. Each is what get_tensor() gives.")
-        .def("get_slice", [](const T& self, nb::handle key) { return get_slice(self, key); }, nb::arg("name").none(),
-             nb::sig("def get_slice(self, name: str) -> PySafeSlice"),
-             "Returns an object that is indexed like the tensor, and reads only what the index selects: "
-             "`f.get_slice(\"w\")[:, :4]`.")
-        .def("__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> typing.Self"))
-        .def("__exit__", [](T& self, nb::handle, nb::handle, nb::handle) { self.file.reset(); },
-             nb::arg("exc_type").none(), nb::arg("exc_value").none(), nb::arg("traceback").none(),
-             nb::sig("def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None"),
-             "Closes the file. Tensors and slices stay usable.");
+        .def(
+            "keys", [](const T& self) { return sorted_names(self); }, nb::sig("def keys(self) -> list[str]"),
+            "Returns the names of the tensors, sorted.")
+        .def(
+            "offset_keys", [](const T& self) { return names_by_offset(self); },
+            nb::sig("def offset_keys(self) -> list[str]"),
+            "Returns the names of the tensors in the order of their bytes in the file.")
+        .def(
+            "metadata", [](const T& self) { return metadata_pairs(self); },
+            nb::sig("def metadata(self) -> dict[str, str] | None"),
+            "Returns the pairs of `__metadata__`, or None if the file has none.")
+        .def(
+            "get_tensor", [](const T& self, nb::handle key) { return get_tensor(self, key); }, nb::arg("name").none(),
+            nb::sig("def get_tensor(self, name: str) -> typing.Any"),
+            "Returns the tensor. With the backend \"mmap\" it is a view of a private copy of the file: it may be "
+            "written to, the file never changes, and all tensors of this object share the copy. With \"pread\", and "
+            "on another device than the cpu, it has memory of its own. It may outlive this object.\n\n"
+            "Raises SafetensorError if the file has no tensor of this name; other names of tied tensors count as "
+            "missing.")
+        .def(
+            "get_tensors", [](const T& self) { return get_tensors(self); },
+            nb::sig("def get_tensors(self) -> dict[str, typing.Any]"),
+            "Returns all tensors by name, in the order of their bytes in the file. Each is what get_tensor() gives.")
+        .def(
+            "get_slice", [](const T& self, nb::handle key) { return get_slice(self, key); }, nb::arg("name").none(),
+            nb::sig("def get_slice(self, name: str) -> PySafeSlice"),
+            "Returns an object that is indexed like the tensor, and reads only what the index selects: "
+            "`f.get_slice(\"w\")[:, :4]`.")
+        .def(
+            "__enter__", [](nb::handle self) { return nb::borrow(self); },
+            nb::sig("def __enter__(self) -> typing.Self"))
+        .def(
+            "__exit__", [](T& self, nb::handle, nb::handle, nb::handle) { self.file.reset(); },
+            nb::arg("exc_type").none(), nb::arg("exc_value").none(), nb::arg("traceback").none(),
+            nb::sig("def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None"),
+            "Closes the file. Tensors and slices stay usable.");
 }
 
 void bind_slice(nb::module_& module) {
     nb::class_<SafeSlice>(module, "PySafeSlice", nb::is_final(), "A tensor of a file, of which only parts are read.")
-        .def("get_shape", [](const SafeSlice& self) { return list_of(self.tensor->shape()); },
-             nb::sig("def get_shape(self) -> list[int]"), "Returns the shape of the whole tensor.")
-        .def("get_dtype", [](const SafeSlice& self) { return to_python(name(self.tensor->dtype())); },
-             nb::sig("def get_dtype(self) -> str"), "Returns the dtype as the file names it, such as \"F32\".")
+        .def(
+            "get_shape", [](const SafeSlice& self) { return list_of(self.tensor->shape()); },
+            nb::sig("def get_shape(self) -> list[int]"), "Returns the shape of the whole tensor.")
+        .def(
+            "get_dtype", [](const SafeSlice& self) { return to_python(name(self.tensor->dtype())); },
+            nb::sig("def get_dtype(self) -> str"), "Returns the dtype as the file names it, such as \"F32\".")
         .def("__getitem__", slice_item, nb::arg("key").none(),
              nb::sig("def __getitem__(self, key: typing.Any) -> typing.Any"),
              "Returns a part of the tensor. With \"pt\" and \"mmap\", torch takes the index. Otherwise integers, "
@@ -644,14 +652,18 @@ void bind_spec(nb::module_& module) {
             "    shape: the dimensions; of \"float4_e2m1fn_x2\", the last one counts pairs.\n"
             "    data_ptr: the address of the row-major elements.\n"
             "    data_len: their size in bytes.")
-        .def_prop_ro("dtype", [](const TensorSpec& self) { return to_python(name(self.dtype)); },
-                     nb::sig("def dtype(self) -> str"), "The name of the dtype in the file, such as \"F32\".")
-        .def_prop_ro("shape", [](const TensorSpec& self) { return list_of(self.shape); },
-                     nb::sig("def shape(self) -> list[int]"), "The dimensions in the file.")
-        .def_prop_ro("data_ptr", [](const TensorSpec& self) { return self.pointer; },
-                     nb::sig("def data_ptr(self) -> int"), "The address of the elements.")
-        .def_prop_ro("data_len", [](const TensorSpec& self) { return self.bytes; },
-                     nb::sig("def data_len(self) -> int"), "The size of the elements in bytes.")
+        .def_prop_ro(
+            "dtype", [](const TensorSpec& self) { return to_python(name(self.dtype)); },
+            nb::sig("def dtype(self) -> str"), "The name of the dtype in the file, such as \"F32\".")
+        .def_prop_ro(
+            "shape", [](const TensorSpec& self) { return list_of(self.shape); },
+            nb::sig("def shape(self) -> list[int]"), "The dimensions in the file.")
+        .def_prop_ro(
+            "data_ptr", [](const TensorSpec& self) { return self.pointer; }, nb::sig("def data_ptr(self) -> int"),
+            "The address of the elements.")
+        .def_prop_ro(
+            "data_len", [](const TensorSpec& self) { return self.bytes; }, nb::sig("def data_len(self) -> int"),
+            "The size of the elements in bytes.")
         .def("__repr__", [](const TensorSpec& self) { return description(self); });
 }
 

@@ -96,9 +96,11 @@ void require_strided(const std::string& name, nb::handle tensor) {
                                                   : "give a plain torch.Tensor");
     const std::string layout = nb::cast<std::string>(nb::str(nb::getattr(tensor, "layout")));
     if (layout != "torch.strided" || nb::cast<bool>(nb::getattr(tensor, "is_nested")))
-        refuse(name, "a tensor of the layout " + layout + " is not strided", "to_dense() or values() gives one that is");
+        refuse(name, "a tensor of the layout " + layout + " is not strided",
+               "to_dense() or values() gives one that is");
     if (nb::cast<bool>(nb::getattr(tensor, "is_quantized")))
-        refuse(name, "a quantized tensor is more than its elements", "int_repr() gives the numbers, dequantize() values");
+        refuse(name, "a quantized tensor is more than its elements",
+               "int_repr() gives the numbers, dequantize() values");
     if (nb::cast<bool>(nb::getattr(tensor, "is_meta")))
         refuse(name, "a tensor on the device meta has no values", "materialise it with to_empty(), or load its values");
 }
@@ -146,7 +148,8 @@ void copy_from_device(nb::handle bytes, std::uint64_t offset, std::span<std::byt
 /// Returns a tensor whose bytes are copied from its device when they are read, block by block.
 LazyTensor on_device(std::string name, const Strided& tensor, const std::string& device) {
     const Span span = reached(tensor.shape, tensor.strides);
-    if (span.elements() == 0) return {std::move(name), stored_run(tensor.dtype, tensor.shape, memory_source(device, SharedBytes()), 0)};
+    if (span.elements() == 0)
+        return {std::move(name), stored_run(tensor.dtype, tensor.shape, memory_source(device, SharedBytes()), 0)};
     const std::uint64_t size = byte_size(tensor.dtype, span.elements()).value();
     const std::uint64_t width = tensor.dtype == Dtype::f4 ? 2 : 1;
     const nb::object row = tensor.owner.attr("as_strided")(nb::make_tuple(span.elements() / width), nb::make_tuple(1));
@@ -191,7 +194,8 @@ std::optional<Strides> element_strides(nb::handle array, std::int64_t width) {
 
 Found found_numpy(std::string name, nb::object array) {
     if (is_instance(array, if_imported("numpy.ma", "MaskedArray")))
-        throw nb::type_error(("tensor " + printable(name, 200) + ": a masked array; filled() gives a plain one").c_str());
+        throw nb::type_error(
+            ("tensor " + printable(name, 200) + ": a masked array; filled() gives a plain one").c_str());
     const nb::object dtype = array.attr("dtype");
     Strided tensor{.dtype = numpy_dtype_of(name, dtype)};
     tensor.decoding.byte_swap = nb::cast<std::string>(dtype.attr("byteorder")) == ">";

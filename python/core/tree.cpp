@@ -72,7 +72,8 @@ bool is_part(const Rebuilt& rebuilt, std::string_view name) {
 
 /// Returns the text of a string: those of pickles may have surrogates, and bytes that are no UTF-8.
 nb::object text_of(std::string_view text) {
-    if (PyObject* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"))
+    if (PyObject* const object =
+            PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"))
         return nb::steal(object);
     PyErr_Clear();
     return to_python(text);
@@ -223,7 +224,8 @@ private:
     nb::object tuple(const Sequence& sequence) const {
         const nb::object tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(sequence.items.size())));
         for (std::size_t i = 0; i < sequence.items.size(); ++i)
-            NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), nb::object(made_[sequence.items[i]]).release().ptr());
+            NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i),
+                              nb::object(made_[sequence.items[i]]).release().ptr());
         return tuple;
     }
 
@@ -286,8 +288,8 @@ private:
     static bool is_same_value(const LazyTensor& a, const LazyTensor& b) {
         const StridedView one = a.strided_view();
         const StridedView other = b.strided_view();
-        return a.stored() == b.stored() && one.offset == other.offset && one.shape == other.shape && one.strides == other.strides &&
-               a.decoding() == b.decoding();
+        return a.stored() == b.stored() && one.offset == other.offset && one.shape == other.shape &&
+               one.strides == other.strides && a.decoding() == b.decoding();
     }
     static nb::object array(const LazyTensor& tensor) {
         const TensorView view = value_of(tensor);
@@ -331,7 +333,8 @@ private:
         const Node& node = tree_[id];
         if (const auto* sequence = std::get_if<Sequence>(&node)) return fill_sequence(self, *sequence);
         if (const auto* dict = std::get_if<Dict>(&node)) return fill_dict(self, *dict);
-        if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return fill_attributes(self, tensor->attributes);
+        if (const auto* tensor = std::get_if<StateTree::Tensor>(&node))
+            return fill_attributes(self, tensor->attributes);
         fill_object(self, std::get<Opaque>(node), id);
     }
     void fill_sequence(const nb::object& self, const Sequence& sequence) {
