@@ -131,6 +131,10 @@ public:
     /// value; tensor_not_found if no tensor has the first name of a group; invalid_argument for an empty group;
     /// shape_overflow if the total size does not fit in 64 bits; and for a structure document whatever opening throws.
     /// Takes time linear in all names.
+    ///
+    /// Example:
+    ///     std::vector<safemap::AliasGroup> ties = {{"embed.weight", "lm_head.weight"}};
+    ///     auto model = safemap::Checkpoint::of(tensors, {{"step", "1000"}}, ties);
     static Checkpoint of(std::span<const LazyTensor> tensors, std::map<std::string, std::string> metadata = {},
                          std::span<const AliasGroup> aliases = {});
     /// Makes a checkpoint of a nested state dict that the caller has. It is the checkpoint that a `.pt` with this tree
@@ -145,9 +149,9 @@ public:
     /// Reads no tensor, copies no value, and keeps the sources of the tensors alive. LazyTensor says when the caller
     /// may change bytes. format() is Format::torch; files(), globals(), optimizer() and fingerprint() have nothing.
     ///
-    /// Throws invalid_argument for a tree without nodes, and for a node that refers to a number beyond the nodes; and
-    /// as OpenOptions::root and OpenOptions::ema say. Takes time linear in the tree, but n log n for n tensors in
-    /// memory.
+    /// Throws invalid_argument for a tree without nodes, and for a node that refers to a number beyond the nodes;
+    /// name_collision if two tensors get the same name, because a dictionary has a key twice; and as OpenOptions::root
+    /// and OpenOptions::ema say. Takes time linear in the tree, but n log n for n tensors in memory.
     static Checkpoint of(StateTree tree, const OpenOptions& options = {});
 
     /// Returns the format that was found: safetensors for of() of a list, and torch for of() of a tree.

@@ -13,11 +13,14 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <variant>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -95,6 +98,16 @@ void prepare_tensors(StateTree& tree) {
             node->tensor = memory.shared(node->tensor).renamed({});
 }
 
+/// Throws name_collision if a name of a tensor occurs twice: dictionaries of the caller may repeat a key.
+void require_distinct_names(const Contents& contents) {
+    std::vector<std::string_view> names;
+    for (const LazyTensor& tensor : contents.tensors) names.emplace_back(tensor.name());
+    for (const AliasGroup& group : contents.aliases) names.insert(names.end(), group.begin() + 1, group.end());
+    NameIndex().add_all(NamesOf(names), [&](std::uint32_t first, std::uint32_t) {
+        throw Error(Errc::name_collision, "two tensors of the tree have the name " + safemap::quoted(names[first]));
+    });
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::of(std::span<const LazyTensor> tensors, std::map<std::string, std::string> metadata,
@@ -117,6 +130,7 @@ Checkpoint Checkpoint::of(StateTree tree, const OpenOptions& options) {
     Contents contents;
     contents.format = Format::torch;
     state::set_tree(contents, std::move(tree));
+    require_distinct_names(contents);
     return Checkpoint(State::opened(std::move(contents), {}, options));
 }
 

@@ -401,7 +401,17 @@ TEST_CASE("lists and trees that are no checkpoint are refused") {
         tree.set_root(root);
         return tree;
     };
+    const auto repeated_key = [&](std::size_t second) {
+        StateTree tree;
+        StateTree::Dict dict;
+        for (const LazyTensor& tensor : {tensors[0], tensors[second]})
+            dict.items.emplace_back(tree.add(std::string("w")), tree.add(StateTree::Tensor{.tensor = tensor}));
+        tree.set_root(tree.add(std::move(dict)));
+        return tree;
+    };
     check_bad_calls({
+        BAD_CALL(name_collision, Checkpoint::of(repeated_key(0))),
+        BAD_CALL(name_collision, Checkpoint::of(repeated_key(1))),
         BAD_CALL(name_collision, Checkpoint::of(std::vector{text("w", "1"), text("w", "2")})),
         BAD_CALL(name_collision, with({{"w", "v"}})),
         BAD_CALL(name_collision, with({{"w", "w"}})),

@@ -50,16 +50,16 @@ TEST_CASE("a checkpoint in memory is saved as a file with its tensors, ties and 
         {"shards", {.max_shard_size = 1000}},
         {"ranks", {.ranks = 2}},
     };
-    for (const auto& [name, options] : saves) {
-        CAPTURE(name);
-        SaveOptions of_memory = options;
-        SaveOptions of_file = options;
+    for (const auto& each : saves) {  // not a structured binding: Clang 14 cannot capture those
+        CAPTURE(each.first);
+        SaveOptions of_memory = each.second;
+        SaveOptions of_file = each.second;
         of_memory.folders.emplace("ema", memory);
         of_file.folders.emplace("ema", file);
         save(dir / "memory", memory, of_memory);
         save(dir / "file", file, of_file);
         CHECK(contents_of(dir / "memory") == contents_of(dir / "file"));
-        if (options.ranks == 0) CHECK(contents_of(dir / "memory/ema") == contents_of(dir / "file/ema"));
+        if (each.second.ranks == 0) CHECK(contents_of(dir / "memory/ema") == contents_of(dir / "file/ema"));
         fs::remove_all(dir / "memory");
         fs::remove_all(dir / "file");
     }
