@@ -1,6 +1,7 @@
 """Fails if a source is in no build: built.py ROOT.
 
-Each .cpp of a layer, and each test, must be named in the meson.build beside it. A test that is not named never runs.
+Each .cpp of a layer, and each test, must be named in the meson.build beside it. A test that is not named never runs. So
+must each file of the Python package in python/meson.build.
 """
 import pathlib
 import sys
@@ -14,6 +15,11 @@ def check(root):
         build = source.parent / 'meson.build'
         if not build.exists() or f"'{source.name}'" not in build.read_text(encoding='utf-8'):
             faults.append(f'{source.relative_to(root)}: not named in the meson.build beside it')
+    build = (root / 'python/meson.build').read_text(encoding='utf-8') if (root / 'python').is_dir() else ''
+    for source in sorted((root / 'python/core').glob('*.cpp')) + sorted((root / 'python/safemap').rglob('*.py*')):
+        name = f"'core/{source.name}'" if source.suffix == '.cpp' else f"'{source.stem}'"
+        if source.suffix != '.pyc' and name not in build and source.name not in build:
+            faults.append(f'{source.relative_to(root)}: not named in python/meson.build')
     return faults
 
 

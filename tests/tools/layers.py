@@ -2,8 +2,8 @@
 
 The tables below are docs/architecture.md as data. A file of lib/ may include its own layer, the layers in its row, and
 the public headers that those own. Public headers follow the same table, and otherwise include only the standard
-library. The command line includes public headers only. A third-party header may be included only by the files listed
-here.
+library. The command line includes public headers only, and the Python package those and the headers of the command
+line. A third-party header may be included only by the files listed here.
 """
 import fnmatch
 import pathlib
@@ -65,6 +65,8 @@ THIRD_PARTY = {
     'CL/cl.h': ['lib/drivers/opencl_abi.cpp'],
     'cuda.h': ['lib/drivers/cuda_abi.cpp'],
     'mpi.h': ['cli/many_nodes_mpi.cpp'],
+    'nanobind/*': ['python/core/*'],
+    'Python.h': ['python/core/*'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
 }
@@ -75,7 +77,7 @@ SYSTEM = re.compile(r'[a-z_]+|sys/[a-z_]+\.h|linux/[a-z_]+\.h|'
                     r'unistd)\.h')
 STANDARD = re.compile(r'[a-z_]+')
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-FOLDERS = ['include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples']
+FOLDERS = ['include', 'lib', 'cli', 'python', 'tests', 'bench', 'fuzz', 'examples']
 
 
 def includes(path):
@@ -123,7 +125,7 @@ def cli_fault(root, path, quoted, name):
         return None
     if (path.parent / name).is_file() or (root / 'cli' / name).is_file():
         return None
-    return 'the command line includes <safemap/...> and its own headers only'
+    return 'the command line and the Python package include <safemap/...>, headers of cli/ and their own only'
 
 
 def third_party_fault(relative, name):
@@ -150,7 +152,7 @@ def fault_of(root, path, quoted, name):
         if stem != 'safemap' and stem not in OWNER:
             return 'no layer owns this header'
         return header_fault(stem, quoted, name)
-    if folder == 'cli':
+    if folder in ('cli', 'python'):
         return cli_fault(root, path, quoted, name)
     return None
 

@@ -51,7 +51,9 @@ class Layers(unittest.TestCase):
     def test_the_command_line_sees_public_headers_and_its_own(self):
         self.accepts(cli__main_cpp='#include "out.hpp"\n#include <safemap/save.hpp>\n#include <CLI/CLI.hpp>\n',
                      cli__out_hpp='#include <string>\n')
-        self.refuses('its own headers only', cli__main_cpp='#include "base/pool.hpp"\n', lib__base__pool_hpp='')
+        self.refuses('their own only', cli__main_cpp='#include "base/pool.hpp"\n', lib__base__pool_hpp='')
+        self.accepts(python__core__a_cpp='#include "run.hpp"\n#include <safemap/save.hpp>\n', cli__run_hpp='')
+        self.refuses('their own only', python__core__a_cpp='#include "base/pool.hpp"\n', lib__base__pool_hpp='')
 
     def test_third_party_headers_are_allowed_only_where_they_are_listed(self):
         self.accepts(lib__io__mapping_cpp='#include <boost/interprocess/mapped_region.hpp>\n',

@@ -4,7 +4,7 @@ members of the one may run on objects of the other; no compiler reports that acr
 
     one_definition.py ROOT            exits 1 if a name is defined twice
 
-Looks at lib/ and cli/. Types in unnamed namespaces and in other types may have any name.
+Looks at lib/, cli/ and python/. Types in unnamed namespaces and in other types may have any name.
 """
 import pathlib
 import re
@@ -33,7 +33,7 @@ def types_in(source: str) -> list[str]:
 def twice(root: pathlib.Path) -> dict[str, list[str]]:
     """Returns the files of every name that is defined more than once."""
     where: dict[str, list[str]] = {}
-    for folder in ("lib", "cli"):
+    for folder in ("lib", "cli", "python"):
         for path in sorted((root / folder).rglob("*.[ch]pp")):
             for name in types_in(path.read_text()):
                 where.setdefault(name, []).append(str(path.relative_to(root)))

@@ -9,8 +9,8 @@ import pathlib
 import re
 import sys
 
-MESSAGES = ('include/', 'lib/', 'cli/')  # folders whose strings users see
-CODE = ['include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples']
+MESSAGES = ('include/', 'lib/', 'cli/', 'python/core/')  # folders whose strings users see
+CODE = ['include', 'lib', 'cli', 'python', 'tests', 'bench', 'fuzz', 'examples']
 PAGES = ['README.md', 'CONTRIBUTING.md', 'SECURITY.md']
 FIRST_WORDS = re.compile(r'(of|what|whether|those|such|that)\b', re.IGNORECASE)
 PHRASES = re.compile(

@@ -8,11 +8,12 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ['.ci', '.github', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples', 'docs', 'packaging']
-SUFFIXES = {'.cpp', '.hpp', '.h', '.in', '.py', '.md', '.txt', '.build', '.dict', '.sh', '.yml'}
+FOLDERS = ['.ci', '.github', 'include', 'lib', 'cli', 'python', 'tests', 'bench', 'fuzz', 'examples', 'docs',
+           'packaging']
+SUFFIXES = {'.cpp', '.hpp', '.h', '.in', '.py', '.pyi', '.md', '.txt', '.build', '.dict', '.sh', '.yml'}
 TOP = ['dev', 'meson.build', 'meson_options.txt', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md',
-       'CITATION.cff', 'Doxyfile', '.clang-format', '.clang-tidy', '.clangd', '.editorconfig', '.gitignore',
-       '.pre-commit-config.yaml', '.ci/run']
+       'CITATION.cff', 'Doxyfile', 'pyproject.toml', '.clang-format', '.clang-tidy', '.clangd', '.editorconfig',
+       '.gitignore', '.pre-commit-config.yaml', '.ci/run']
 # Files that other programs wrote.
 LEFT_ALONE = ('tests/data/', 'fuzz/corpus/')
 
