@@ -87,8 +87,9 @@ Handle open(nb::handle path, const nb::kwargs& keywords) {
 }
 
 Handle of(const nb::object& tensors, const nb::object& metadata) {
-    return {checkpoint_of(tensors, metadata.is_none() ? std::map<std::string, std::string>() : texts_from(metadata)),
-            nb::none()};
+    if (!metadata.is_none()) return {checkpoint_of(tensors, texts_from(metadata)), nb::none()};
+    const bool module = nb::hasattr(tensors, "state_dict") && !PyType_Check(tensors.ptr());
+    return {checkpoint_of_objects(module ? tensors.attr("state_dict")() : tensors), nb::none()};
 }
 
 /// Returns a checkpoint made of another one by a method, which its origin names.
@@ -304,18 +305,21 @@ was opened from a path: another process opens it again.
 Example:
     with safemap.open("model/") as checkpoint:
         weight = checkpoint["model.embed_tokens.weight"].torch())doc")
-        .def_static("of", of, nb::arg("tensors"), nb::kw_only(), nb::arg("metadata") = nb::none(),
-                    nb::sig("def of(tensors: collections.abc.Mapping[str, typing.Any], *, "
+        .def_static("of", of, nb::arg("tensors").none(), nb::kw_only(), nb::arg("metadata") = nb::none(),
+                    nb::sig("def of(tensors: typing.Any, *, "
                             "metadata: collections.abc.Mapping[str, str] | None = None) -> Checkpoint"),
-                    R"doc(Returns a checkpoint of a dict of tensors of torch or NumPy, or of LazyTensors.
+                    R"doc(Returns a checkpoint of tensors in memory: of a dict of tensors of torch or NumPy or of
+LazyTensors, of a module, or of what load() and tree() give: dicts, lists, tuples, sets, plain values, tensors and
+Parameters, at any depth.
 
-Shares their memory, which must not change while it is read. Tensors of torch with the same storage, offset, shape and
-strides are tied. A tensor on a GPU is copied to the host when it is read, block by block.
+Shares the memory of tensors, which must not change while it is read. Tensors of torch with the same storage, offset,
+shape and strides are tied, and objects in several places stay one. A tensor on a GPU is copied to the host when it is
+read, block by block. With `metadata`, takes a dict of tensors only.
 
-Raises TypeError for other values, and SafemapError for sparse, quantized and meta tensors.
+Raises TypeError for other values, with their path.
 
 Example:
-    trained = safemap.Checkpoint.of(model.state_dict())
+    trained = safemap.Checkpoint.of({"model": model.state_dict(), "step": 3})
     print(safemap.digests(trained).checkpoint))doc")
         .def("__getitem__", item, nb::sig("def __getitem__(self, name: str, /) -> LazyTensor"))
         .def("__contains__", contains)

@@ -119,6 +119,12 @@ struct Handle {
 
 /// Returns the nested objects of a checkpoint with LazyTensors in them; without a tree, its dict of names.
 [[nodiscard]] nb::object lazy_tree(const Handle& handle);
+/// Returns the tree of nested objects, of which it keeps the tensors alive: what Checkpoint.tree() and load() give, and
+/// what weights_only of torch.load would. Objects in several places, and tensors of one place in memory, are tied.
+/// Raises TypeError for other objects, with their path.
+[[nodiscard]] StateTree tree_from(nb::handle value);
+/// Returns the checkpoint of a dict of tensors, or of nested objects (see tree_from()).
+[[nodiscard]] Checkpoint checkpoint_of_objects(nb::handle value);
 /// Returns the value: the view if there is one, else a copy, which is read without the GIL.
 [[nodiscard]] TensorView value_of(const LazyTensor& tensor);
 /// Returns the tensor as torch.Tensor.

@@ -86,7 +86,7 @@ Checkpoint checkpoint_of(nb::handle mapping, std::map<std::string, std::string> 
 Checkpoint checkpoint_from(nb::handle value) {
     if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value).get();
     const nb::object state = state_dict_of(value);
-    if (is_mapping(state)) return checkpoint_of(state);
+    if (is_mapping(state)) return checkpoint_of_objects(state);
     OpenOptions options;
     options.access = Access::private_copy;  // as safemap.open()
     return open_any(value, options);

@@ -6,6 +6,7 @@
 #include <safemap/advanced/dtypes.hpp>
 
 #include <array>
+#include <new>
 
 namespace safemap::python {
 namespace {
@@ -118,27 +119,30 @@ Storages::Storage& Storages::of(const LazyTensor& tensor) {
 /// Sets the bytes of a storage to a view of them. Returns false if torch needs a copy.
 bool Storages::map(Storage& storage) const {
     if (storage.value) return false;
-    try {
-        const TensorView view = storage.whole.view();
-        if (copies_read_only_ && !view.writable()) return false;
-        if (storage.aligned && reinterpret_cast<std::uintptr_t>(view.data()) % 16 != 0) return false;
-        storage.bytes = TensorView::row_major(Dtype::u8, bytes_of(view), Shape{storage.whole.nbytes()});
-        return true;
-    } catch (const Error& error) {
-        if (error.code() != Errc::no_view) throw;
-        return false;
-    }
+    const std::optional<TensorView> view = storage.whole.try_view();
+    if (!view || (copies_read_only_ && !view->writable())) return false;
+    if (storage.aligned && reinterpret_cast<std::uintptr_t>(view->data()) % 16 != 0) return false;
+    storage.bytes = TensorView::row_major(Dtype::u8, bytes_of(*view), Shape{storage.whole.nbytes()});
+    return true;
+}
+
+/// Gives a storage memory, and returns what to load into it.
+LoadTarget Storages::memory_for(Storage& storage) {
+    constexpr std::align_val_t alignment{64};
+    const std::size_t size = storage.whole.nbytes();
+    const auto free_memory = [](std::byte* p) { ::operator delete(p, alignment); };
+    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, alignment)), free_memory);
+    storage.bytes = TensorView::row_major(Dtype::u8, {{memory.get(), size}, memory, true}, Shape{size});
+    return {storage.whole, {memory.get(), size}};
 }
 
 void Storages::open(const nb::object& progress) {
     const Work work{.monitor = monitor_for(progress)};
-    interruptible([&](const std::stop_token& stop) {
-        for (Storage& storage : storages_) {
-            if (stop.stop_requested()) return;
-            if (storage.whole.nbytes() == 0 || map(storage)) continue;
-            const TensorView loaded = storage.whole.load();
-            storage.bytes = TensorView::row_major(Dtype::u8, bytes_of(loaded), Shape{storage.whole.nbytes()});
-        }
+    without_gil([&] {
+        std::vector<LoadTarget> targets;
+        for (Storage& storage : storages_)
+            if (storage.whole.nbytes() > 0 && !map(storage)) targets.push_back(memory_for(storage));
+        load_into(targets, work);
     });
 }
 

@@ -41,7 +41,13 @@ def constant(kind: str, text: str):
         return _numpy().dtype(text)
     found = _other.get(text) if kind == "other" else None
     found = _of_torch(text) if found is None else found
-    return Opaque(text, "a class or function, which was not imported") if found is None else found
+    return _unknown(text) if found is None else found
+
+
+def _unknown(name: str) -> Opaque:
+    made = Opaque(name, "a class or function, which was not imported")
+    made._form = "constant"
+    return made
 
 
 def _numpy():
@@ -173,7 +179,7 @@ def load(path, *, progress=None, **options):
     result is a dict of names and tensors, or the nested dict that a structure document describes.
 
     Args:
-        path: whatever safemap.open() takes.
+        path: whatever safemap.open() takes, or a Checkpoint.
         progress: None, True, or a callable (stage, done, total) that cancels by returning False; for storages that are
             read.
         options: options of safemap.open().
@@ -182,9 +188,17 @@ def load(path, *, progress=None, **options):
         state = safemap.load("checkpoint.pt")
         model.load_state_dict(state["model"])
     """
-    options.setdefault("as_parts", True)
-    with _core.open(path, **options) as checkpoint:
-        return _core._load_tree(checkpoint, progress)
+    if not isinstance(path, _core.Checkpoint):
+        options.setdefault("as_parts", True)
+    return _core._load_tree(_opened(path, options), progress)
+
+
+def _opened(path, options: dict):
+    if not isinstance(path, _core.Checkpoint):
+        return _core.open(path, **options)
+    if options:
+        raise TypeError(f"{next(iter(options))}: options are those of open(), and the checkpoint is open already")
+    return path
 
 
 def state_dict(path, *, progress=None, **options) -> dict:
@@ -195,5 +209,4 @@ def state_dict(path, *, progress=None, **options) -> dict:
     Example:
         model.load_state_dict(safemap.state_dict("zero_run/"), assign=True)
     """
-    with _core.open(path, **options) as checkpoint:
-        return _core._state_dict(checkpoint, progress)
+    return _core._state_dict(_opened(path, options), progress)

@@ -28,7 +28,7 @@ class Opaque:
         return f"<safemap.Opaque {self.type}: {', '.join(self.children) or 'empty'}>"
 
 
-_factories = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, complex, dict, float, int, list, set, str, tuple)}
+factories = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, complex, dict, float, int, list, set, str, tuple)}
 
 
 def opaque(type, why, form, arguments):
@@ -41,7 +41,7 @@ def mapping(name, factory):
     """Returns an empty dictionary of a class by its name."""
     if name == "collections.Counter":
         return Counter()
-    return defaultdict(_factories.get(factory)) if name == "collections.defaultdict" else {}
+    return defaultdict(factories.get(factory)) if name == "collections.defaultdict" else {}
 
 
 constant = Constant

@@ -22,9 +22,10 @@ def bits(tensor):
 class Comparison:
     """Compares two objects part by part, without recursion."""
 
-    def __init__(self, stands_for=lambda ours, theirs: False):
-        """`stands_for(ours, theirs)`: true if two objects of different classes are all right."""
-        self.stands_for = stands_for
+    def __init__(self, stands_for=lambda ours, theirs: False, values=False):
+        """`stands_for(ours, theirs)`: true if two objects of different classes are all right. `values`: strides,
+        storages and lazy bits may differ, as in a file that was saved."""
+        self.stands_for, self.values = stands_for, values
         self.seen, self.storages, self.left, self.pairs = {}, {}, [], {}
 
     def equal(self, ours, theirs):
@@ -62,11 +63,13 @@ class Comparison:
                 (theirs.dtype.newbyteorder("="), theirs.shape, numpy.ascontiguousarray(theirs).astype(theirs.dtype.newbyteorder("=")).tobytes()),
                 where,
             )
+        elif isinstance(theirs, (int, str, bytes)):
+            self.require(ours, theirs, where)
         elif isinstance(theirs, float):
             self.require(struct.pack(">d", ours), struct.pack(">d", theirs), where)
         elif isinstance(theirs, complex):
             self.left += [(ours.real, theirs.real, where), (ours.imag, theirs.imag, where)]
-        elif hasattr(theirs, "__self__") or ours is not theirs:
+        elif ours is not theirs:
             self.require(repr(ours), repr(theirs), where)
 
     def dicts(self, ours, theirs, where):
@@ -78,9 +81,10 @@ class Comparison:
     def tensors(self, ours, theirs, where):
         for fact in ("dtype", "layout", "device", "requires_grad", "is_leaf", "is_quantized", "is_nested"):
             self.require(getattr(ours, fact), getattr(theirs, fact), f"{where}.{fact}")
-        self.left.append((ours.__dict__, theirs.__dict__, where + "/__dict__"))
         if theirs.layout == torch.jagged:
             return self.parts(ours, theirs, ("values", "offsets", "lengths"), where)
+        attributes = ({k: v for k, v in vars(one).items() if "dynamo" not in k} for one in (ours, theirs))
+        self.left.append((*attributes, where + "/__dict__"))
         if theirs.is_nested:
             names = ("values", "_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
             return self.parts(ours, theirs, names, where)
@@ -92,7 +96,8 @@ class Comparison:
             return self.parts(ours, theirs, ("crow_indices", "col_indices", "values"), where)
         if theirs.layout in (torch.sparse_csc, torch.sparse_bsc):
             return self.parts(ours, theirs, ("ccol_indices", "row_indices", "values"), where)
-        self.require(ours.stride(), theirs.stride(), f"{where}.stride()")
+        if not self.values:
+            self.require(ours.stride(), theirs.stride(), f"{where}.stride()")
         if theirs.device.type == "meta":
             return None
         return self.strided(ours, theirs, where)
@@ -102,6 +107,14 @@ class Comparison:
             self.left.append((getattr(ours, name)(), getattr(theirs, name)(), f"{where}.{name}()"))
 
     def strided(self, ours, theirs, where):
+        if not self.values:
+            self.storage(ours, theirs, where)
+        if theirs.is_quantized:
+            return self.quantized(ours, theirs, where)
+        ours, theirs = (one.detach().resolve_conj().resolve_neg() for one in (ours, theirs))
+        return self.require(bits(ours), bits(theirs), f"{where}: the bits")
+
+    def storage(self, ours, theirs, where):
         self.require((ours.is_conj(), ours.is_neg()), (theirs.is_conj(), theirs.is_neg()), where)
         mine, other = ours.untyped_storage(), theirs.untyped_storage()
         self.require(mine.nbytes(), other.nbytes(), f"{where}: the storage")
@@ -110,20 +123,21 @@ class Comparison:
             self.require(ours._is_view(), theirs._is_view(), f"{where}._is_view()")
         if theirs.numel():
             self.require(ours.storage_offset(), theirs.storage_offset(), f"{where}.storage_offset()")
-        if theirs.is_quantized:
-            self.require(ours.qscheme(), theirs.qscheme(), where)
-            if theirs.qscheme() == torch.per_tensor_affine:
-                return self.require((ours.q_scale(), ours.q_zero_point(), raw(ours)), (theirs.q_scale(), theirs.q_zero_point(), raw(theirs)), where)
-            self.require((ours.q_per_channel_axis(), raw(ours)), (theirs.q_per_channel_axis(), raw(theirs)), where)
-            return self.parts(ours, theirs, ("q_per_channel_scales", "q_per_channel_zero_points"), where)
-        return self.require(bits(ours.detach()), bits(theirs.detach()), f"{where}: the bits")
+
+    def quantized(self, ours, theirs, where):
+        self.require((ours.qscheme(), raw(ours)), (theirs.qscheme(), raw(theirs)), where)
+        if theirs.qscheme() == torch.per_tensor_affine:
+            return self.require((ours.q_scale(), ours.q_zero_point()), (theirs.q_scale(), theirs.q_zero_point()), where)
+        self.require(ours.q_per_channel_axis(), theirs.q_per_channel_axis(), where)
+        return self.parts(ours, theirs, ("q_per_channel_scales", "q_per_channel_zero_points"), where)
 
 
 def raw(tensor):
-    """Returns the bytes of the storage of a quantised tensor."""
-    return bytes(tensor.untyped_storage().tolist())
+    """Returns the numbers of a quantised tensor as stored."""
+    packed = tensor.dtype in (torch.quint4x2, torch.quint2x4)
+    return bytes(tensor.untyped_storage().tolist()) if packed else tensor.int_repr().tolist()
 
 
-def require_same(ours, theirs, stands_for=lambda ours, theirs: False):
-    """Raises Differ unless two objects are equal, leaf by leaf."""
-    Comparison(stands_for).equal(ours, theirs)
+def require_same(ours, theirs, **options):
+    """Raises Differ unless two objects are equal, leaf by leaf. Options are those of Comparison."""
+    Comparison(**options).equal(ours, theirs)

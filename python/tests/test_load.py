@@ -58,4 +58,4 @@ def test_files_are_read_as_torch_reads_them(file):
             assert REFUSED[file.name] == error.code
         return
     if isinstance(theirs, list):
-        require_same(ours, theirs[0], is_storage)
+        require_same(ours, theirs[0], stands_for=is_storage)
