@@ -59,11 +59,11 @@ SharedBytes bytes_of(const TensorView& view) {
 
 LazyTensor stored_whole(const LazyTensor& tensor) { return {tensor.name(), tensor.stored()}; }
 
-/// Returns true if the value is all of its stored tensor, row-major and not cast.
+/// Returns true if the value is all of its stored tensor, row-major and not cast. Strides that do not matter, which
+/// torch keeps, have to be row-major, too.
 bool is_whole(const LazyTensor& tensor) {
     const StridedView view = tensor.strided_view();
-    return view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes() &&
-           is_contiguous(view.shape, view.strides);
+    return view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes() && view.strides == row_major(view.shape);
 }
 
 /// Returns true if to_torch() takes the dtype, or refuses it with a hint because torch has none such.

@@ -36,7 +36,8 @@ constexpr Rebuilt sparse_parts{"sparse",
 constexpr Rebuilt nested_parts{"nested", {"buffer", "sizes", "strides", "offsets", "requires_grad", "parameter"}};
 constexpr Rebuilt jagged_parts{"jagged",
                                {"values", "offsets", "lengths", "_ragged_idx", "_metadata_cache", "requires_grad"}};
-constexpr Rebuilt meta_parts{"meta", {"dtype", "size", "stride", "requires_grad", "parameter"}};
+constexpr Rebuilt meta_parts{"meta",
+                             {"dtype", "size", "stride", "requires_grad", "parameter", "device", "storage_offset"}};
 constexpr Rebuilt array_parts{"array", {"dtype", "shape", "fortran", "data"}};
 constexpr Rebuilt tensor_parts{"tensor", {""}};
 
@@ -61,7 +62,7 @@ const Rebuilt* rebuilt_as(const Opaque& object) {
     if (!is_plain_tensor(object.type)) return nullptr;
     // Without attributes, it is a tensor of another device, whose dtype is not that of the elements.
     if (has(object, "")) return object.children.size() > 1 ? &tensor_parts : nullptr;
-    return has(object, "dtype") && has(object, "size") ? &meta_parts : nullptr;
+    return has(object, "device") && has(object, "size") ? &meta_parts : nullptr;
 }
 
 bool is_part(const Rebuilt& rebuilt, std::string_view name) {

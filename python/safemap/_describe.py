@@ -152,7 +152,7 @@ def _by_parts(torch, value, kind):
     if value.is_quantized:
         return "torch.Tensor", "a quantized tensor; its parts are kept", "quantized", _quantized(torch, value)
     if value.is_meta:
-        parts = {"dtype": value.dtype, "size": tuple(value.shape), "stride": value.stride()}
+        parts = {"dtype": value.dtype, "size": tuple(value.shape), "stride": value.stride(), "device": value.device}
         return "torch.Tensor", "a tensor on the meta device, which has no data", "object", parts
     return None
 
