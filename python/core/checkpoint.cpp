@@ -1,6 +1,5 @@
 // safemap.Checkpoint and safemap.open().
 #include "core.hpp"
-#include "parse.hpp"
 
 #include <safemap/advanced/names.hpp>
 
@@ -31,45 +30,13 @@ Checkpoint open_list(nb::handle list, const OpenOptions& options) {
     return *opened;
 }
 
-Access access_from(const std::string& text) {
-    if (text == "private_copy") return Access::private_copy;
-    if (text == "automatic") return Access::automatic;
-    if (text == "mapped") return Access::mapped;
-    if (text == "copied") return Access::copied;
-    raise(Error(Errc::invalid_argument,
-                "access is \"private_copy\", \"mapped\", \"copied\" or \"automatic\", not '" + text + "'"));
-}
-
-/// Sets one option of OpenOptions. Raises TypeError for a name that it does not have.
-void set_option(OpenOptions& options, const std::string& key, nb::handle value) {
-    const auto text = [&] { return text_from(value, key.c_str()); };
-    const auto flag = [&] {
-        if (!PyBool_Check(value.ptr())) wrong_type(("a bool for " + key).c_str(), value);
-        return value.is(nb::handle(Py_True));
-    };
-    if (key == "policy") options.policy = cli::parse_policy(text());
-    else if (key == "access") options.access = access_from(text());
-    else if (key == "max_header_bytes") options.max_header_bytes = size_from(value);
-    else if (key == "strict_globals") options.strict_globals = flag();
-    else if (key == "olmo_names") options.olmo_names = flag();
-    else if (key == "weights")
-        options.weights = text() == "automatic" ? Weights::automatic : cli::parse_weights(text());
-    else if (key == "deepspeed_compat") options.deepspeed_compat = flag();
-    else if (key == "manifest") options.manifest = path_from(value);
-    else if (key == "as_parts") options.as_parts = flag();
-    else if (key == "root" && value.is_none()) options.root.reset();
-    else if (key == "root") options.root = text();
-    else if (key == "root_auto") options.root_auto = flag();
-    else if (key == "stored_names") options.stored_names = flag();
-    else if (key == "ema") options.ema = flag();
-    else if (key == "threads") options.work.threads = count_from(value, "threads");
-    else throw nb::type_error(("open() has no option '" + key + "'").c_str());
-}
-
 OpenOptions options_from(const nb::kwargs& keywords) {
     OpenOptions options;
     options.access = Access::private_copy;
-    for (const auto& [key, value] : keywords) set_option(options, text_from(key, "an option"), value);
+    for (const auto& [key, value] : keywords) {
+        const std::string option = text_from(key, "an option");
+        if (!set_open_option(options, option, value)) unknown_option("open", option);
+    }
     return options;
 }
 
@@ -108,10 +75,22 @@ Handle below(const Handle& self, const nb::object& path) {
 }
 
 Handle renamed(const Handle& self, const nb::object& function) {
-    if (!PyCallable_Check(function.ptr())) wrong_type("a function from name to name", function);
-    Checkpoint checkpoint =
-        self.get().renamed([&](std::string_view name) { return text_from(function(to_python(name)), "the new name"); });
+    if (function.is_none()) wrong_type("a function from name to name", function);
+    Checkpoint checkpoint = self.get().renamed(renaming_from(function));
     return derived(self, std::move(checkpoint), "renamed", function);
+}
+
+Handle stored_as(const Handle& self, nb::handle names) {
+    std::vector<std::string> chosen;
+    if (!names.is_none()) chosen = texts_of(names, "names");
+    return derived(self, self.get().stored_as(chosen), "stored_as", to_python(chosen));
+}
+
+nb::object extras(const Handle& self) {
+    const Extras found = without_gil([&] { return self.get().extras(); });
+    nb::dict files;
+    for (const ExtraFile& one : found.files) files[to_python(one.name)] = to_python(one.source->name());
+    return record("Extras", files, to_python(found.notes));
 }
 
 nb::object optimizer(const Handle& self) {
@@ -168,26 +147,6 @@ nb::dict metadata(const Handle& self) {
     return pairs;
 }
 
-nb::list ties(const Handle& self) {
-    nb::list groups;
-    for (const AliasGroup& group : self.get().aliases()) groups.append(to_python(group));
-    return groups;
-}
-
-/// Returns an object whose attributes are named: a namedtuple of safemap._records.
-template <class... Values> nb::object record(const char* type, Values&&... values) {
-    return nb::module_::import_("safemap._records").attr(type)(std::forward<Values>(values)...);
-}
-
-nb::list skipped(const Handle& self) {
-    nb::list objects;
-    for (const SkippedObject& one : self.get().skipped())
-        objects.append(record("Skipped", to_python(one.name), to_python(one.type), to_python(one.why), one.quantized));
-    return objects;
-}
-
-template <class T> nb::object optional(const std::optional<T>& value) { return value ? nb::cast(*value) : nb::none(); }
-
 nb::object numbers(const std::vector<std::uint64_t>& values) {
     return to_python(Shape(std::span<const std::uint64_t>(values)));
 }
@@ -195,25 +154,17 @@ nb::object numbers(const std::vector<std::uint64_t>& values) {
 nb::object layout(const Handle& self) {
     const std::optional<TrainingLayout>& found = self.get().layout();
     if (!found) return nb::none();
-    return record("Layout", to_python(found->kind), optional(found->stage), optional(found->world_size),
+    return record("Layout", to_python(found->kind), to_python(found->stage), to_python(found->world_size),
                   to_python(found->tag), to_python(found->version), to_python(found->dtype),
                   to_python(found->optimizer), numbers(found->mesh), to_python(found->mesh_names),
-                  optional(found->chunks));
+                  to_python(found->chunks));
 }
 
 nb::object training(const Handle& self) {
     TrainingState state;
     interruptible([&](const std::stop_token&) { state = self.get().training(); });
-    return record("Training", optional(state.step), optional(state.epoch), optional(state.learning_rate),
-                  optional(state.loss_scale), optional(state.world_size));
-}
-
-nb::list findings(const Handle& self) {
-    nb::list listed;
-    for (const Finding& one : self.get().findings().listed)
-        listed.append(record("Finding", to_python(one.name), to_python(one.why), to_python(name(one.severity)),
-                             to_python(one.record)));
-    return listed;
+    return record("Training", to_python(state.step), to_python(state.epoch), to_python(state.learning_rate),
+                  to_python(state.loss_scale), to_python(state.world_size));
 }
 
 nb::object residency(const Handle& self, const nb::object& selection) {
@@ -266,6 +217,11 @@ Checkpoint open_any(nb::handle path, const OpenOptions& options) {
 const Checkpoint& Handle::get() const {
     if (!checkpoint) raise(Error(Errc::invalid_argument, "the checkpoint is closed"));
     return *checkpoint;
+}
+
+nb::object to_python(const Finding& finding) {
+    return record("Finding", to_python(finding.name), to_python(finding.why), to_python(name(finding.severity)),
+                  to_python(finding.record));
 }
 
 Tensor Handle::tensor(const LazyTensor& lazy) const { return {lazy, origin, lazy.name(), {}, copies_read_only}; }
@@ -347,12 +303,15 @@ Example:
             "verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); },
             nb::sig("def verdict(self, /) -> str"),
             R"doc(What unpickling the files would do: "ok", "needs classes", "unknown" or "runs code".)doc")
-        .def_prop_ro("findings", findings, nb::sig("def findings(self, /) -> list[Finding]"),
-                     "The reasons for the verdict.")
-        .def_prop_ro("skipped", skipped, nb::sig("def skipped(self, /) -> list[Skipped]"),
-                     "Contents that are not among the tensors.")
-        .def_prop_ro("ties", ties, nb::sig("def ties(self, /) -> list[list[str]]"),
-                     "The names of each tied tensor, the stored name first.")
+        .def_prop_ro(
+            "findings", [](const Handle& self) { return list_of(self.get().findings().listed); },
+            nb::sig("def findings(self, /) -> list[Finding]"), "The reasons for the verdict.")
+        .def_prop_ro(
+            "skipped", [](const Handle& self) { return list_of(self.get().skipped()); },
+            nb::sig("def skipped(self, /) -> list[Skipped]"), "Contents that are not among the tensors.")
+        .def_prop_ro(
+            "ties", [](const Handle& self) { return list_of(self.get().aliases()); },
+            nb::sig("def ties(self, /) -> list[list[str]]"), "The names of each tied tensor, the stored name first.")
         .def_prop_ro(
             "root", [](const Handle& self) { return to_python(self.get().root()); },
             nb::sig("def root(self, /) -> str"), "The path of the part that names are relative to.")
@@ -372,6 +331,15 @@ Example:
              "Returns a checkpoint of the same tensors under the names that `function` gives.")
         .def("below", below, nb::arg("path"), nb::sig("def below(self, path: str) -> Checkpoint"),
              "Returns a checkpoint of one part of a nested state dict, \"state_dict\"; names are relative to it.")
+        .def("stored_as", stored_as, nb::arg("names") = nb::none(),
+             nb::sig("def stored_as(self, names: str | collections.abc.Iterable[str] | None = None) -> Checkpoint"),
+             R"doc(Returns a checkpoint in which each tied tensor is stored under one of `names`.
+
+A tensor without one of them is stored under the name that the base class of a model loads.)doc")
+        .def("extras", extras, nb::sig("def extras(self) -> Extras"),
+             R"doc(Lists the small files that belong to the model: configuration, tokenizer, licence. Reads none of them.
+
+Returns a record with the fields files, a dict of names and paths, and notes. save(..., extras=True) copies them.)doc")
         .def("optimizer", optimizer, nb::sig("def optimizer(self) -> Checkpoint | None"),
              "Returns the state of the optimizer, of a training folder or beside the model.")
         .def("training", training, nb::sig("def training(self) -> Training"), "Returns how far the training had come.")
@@ -396,6 +364,9 @@ Example:
         .def(
             "__exit__", [](Handle& self, const nb::args&) { self.checkpoint.reset(); },
             nb::sig("def __exit__(self, *error: object) -> None"))
+        .def(
+            "_repr_html_", [](const Handle& self) { return html_of(self.get()); },
+            nb::sig("def _repr_html_(self) -> str"))
         .def("__repr__", description)
         .def("__reduce__", reduced);
 }

@@ -96,6 +96,14 @@ std::map<std::string, std::string> texts_from(nb::handle mapping) {
     return texts;
 }
 
+std::vector<std::string> texts_of(nb::handle value, const char* what) {
+    if (PyUnicode_Check(value.ptr())) return {text_from(value, what)};
+    if (!nb::hasattr(value, "__iter__")) wrong_type((std::string("a list of texts for ") + what).c_str(), value);
+    std::vector<std::string> texts;
+    for (const nb::handle one : nb::iter(value)) texts.push_back(text_from(one, what));
+    return texts;
+}
+
 nb::object pairs_of(nb::handle mapping, const char* wanted) {
     if (!nb::hasattr(mapping, "items") || PyType_Check(mapping.ptr())) wrong_type(wanted, mapping);
     return mapping.attr("items")();
@@ -138,6 +146,21 @@ unsigned count_from(nb::handle value, const char* what) {
     raise(Error(Errc::invalid_argument, std::string(what) + " is " + std::to_string(number) + "; expected 0 or more"));
 }
 
+Shape shape_from(nb::handle value, const char* what) {
+    if (PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr()) || !nb::hasattr(value, "__iter__"))
+        wrong_type((std::string("a list of ints for ") + what).c_str(), value);
+    Shape shape;
+    for (const nb::handle one : nb::iter(value)) {
+        if (!PyIndex_Check(one.ptr())) wrong_type((std::string("ints in ") + what).c_str(), one);
+        const std::int64_t number = index_from(one);
+        if (number < 0)
+            raise(Error(Errc::invalid_argument,
+                        std::string(what) + " has the number " + std::to_string(number) + "; expected 0 or more"));
+        shape.push_back(static_cast<std::uint64_t>(number));
+    }
+    return shape;
+}
+
 Selection selection_from(nb::handle value) {
     if (value.is_none()) return {};
     if (PyUnicode_Check(value.ptr())) return Selection::glob(text_from(value, "a pattern"));
@@ -152,6 +175,18 @@ Selection selection_from(nb::handle value) {
         else selection.include(std::move(text));
     }
     return selection;
+}
+
+std::function<std::string(std::string_view)> renaming_from(nb::handle value) {
+    if (value.is_none()) return {};
+    if (!PyDict_Check(value.ptr()) && !PyCallable_Check(value.ptr()))
+        wrong_type("a dict of names, or a function from name to name", value);
+    return [kept = std::make_shared<Kept>(nb::borrow(value))](std::string_view name) {
+        const nb::gil_scoped_acquire acquired;
+        const nb::object before = to_python(name);
+        if (!PyDict_Check(kept->get().ptr())) return text_from(kept->get()(before), "the new name");
+        return text_from(kept->get().attr("get")(before, before), "the new name");
+    };
 }
 
 std::vector<Slice> slices_from(nb::handle key) {

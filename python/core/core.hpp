@@ -1,6 +1,7 @@
 // The parts of the extension `safemap._core`, and the conversions of arguments that they share.
 #pragma once
 
+#include <safemap/advanced/dlpack.hpp>
 #include <safemap/safemap.hpp>
 
 #include <nanobind/nanobind.h>
@@ -11,7 +12,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -26,11 +29,18 @@ namespace nb = nanobind;
 void bind_errors(nb::module_& module);
 void bind_tensor(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
+void bind_saving(nb::module_& module);
+void bind_shard_writer(nb::module_& module);
+void bind_checking(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_device(nb::module_& module);
 void bind_sha256(nb::module_& module);
 void bind_command_line(nb::module_& module);
 void bind_drop_in(nb::module_& module);
 void bind_tree(nb::module_& module);
 
+/// Returns the exception of Python that stands for an error: of a type of `safemap._errors`.
+[[nodiscard]] nb::object exception_of(const Error& error);
 /// Raises a Python exception of a type of `safemap._errors`.
 [[noreturn]] void raise(const Error& error);
 /// Raises TypeError: "expected WANTED, not the type of `found`".
@@ -44,6 +54,8 @@ void bind_tree(nb::module_& module);
 [[nodiscard]] std::string text_from(nb::handle value, const char* what);
 /// Returns a dict of texts, such as metadata. Raises TypeError for anything else.
 [[nodiscard]] std::map<std::string, std::string> texts_from(nb::handle mapping);
+/// Returns a list of texts; one text stands for a list of it. Raises TypeError for anything else.
+[[nodiscard]] std::vector<std::string> texts_of(nb::handle value, const char* what);
 /// Returns the pairs of a dict or another mapping. Raises TypeError for anything else; `wanted` says what was expected.
 [[nodiscard]] nb::object pairs_of(nb::handle mapping, const char* wanted);
 /// Returns the path of a str, a bytes or an os.PathLike. Raises TypeError for anything else.
@@ -51,12 +63,23 @@ void bind_tree(nb::module_& module);
 /// Returns true if path_from() takes the value.
 [[nodiscard]] bool is_path(nb::handle value);
 
+/// Return the value of an option: a bool, a number of threads or the like, a real number. Raise TypeError for other
+/// types, and invalid_argument for numbers out of range. `what` names the option.
+[[nodiscard]] bool flag_from(nb::handle value, const char* what);
+[[nodiscard]] unsigned count_from(nb::handle value, const char* what);
+[[nodiscard]] double real_from(nb::handle value, const char* what);
+/// Raises TypeError: "FUNCTION() has no option 'key'".
+[[noreturn]] void unknown_option(const char* function, const std::string& key);
+/// Sets one option of OpenOptions, or of SaveOptions. Return false for a name that they do not have.
+[[nodiscard]] bool set_open_option(OpenOptions& options, const std::string& key, nb::handle value);
+[[nodiscard]] bool set_save_option(SaveOptions& options, const std::string& key, nb::handle value);
+
 /// Returns the dtype of a name ("bf16", "BF16", "bfloat16"), a torch.dtype, or anything that numpy.dtype() takes.
 [[nodiscard]] Dtype dtype_from(nb::handle value);
 /// Returns a number of bytes: an int, or a text such as "5GB", as the command line takes it.
 [[nodiscard]] std::uint64_t size_from(nb::handle value);
-/// Returns a count such as a number of threads. Raises TypeError for anything but an int; `what` names the argument.
-[[nodiscard]] unsigned count_from(nb::handle value, const char* what);
+/// Returns a list of numbers from 0 on, one for each dimension. Raises TypeError for anything else; `what` names it.
+[[nodiscard]] Shape shape_from(nb::handle value, const char* what = "a shape");
 /// Returns the selection of None (everything), a glob, or a list of globs.
 [[nodiscard]] Selection selection_from(nb::handle value);
 /// Returns the indices of `tensor[key]`: integers, ranges and an ellipsis.
@@ -65,12 +88,52 @@ void bind_tree(nb::module_& module);
 /// Returns the source of a bytes-like object, or of a file object, which is read in any thread; null for other values.
 [[nodiscard]] std::shared_ptr<const Source> source_from(nb::handle value);
 
+/// Returns the name of a file object, for messages.
+[[nodiscard]] std::string name_of_file(nb::handle file);
+/// Fills `into` from the position of a file object, which is `offset`.
+void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into);
+/// Saves to the position of a file object, and moves it to the end of what was written. An object that cannot seek gets
+/// the bytes of a temporary file.
+[[nodiscard]] SaveReport save_to_file(nb::handle file, const Checkpoint& checkpoint, const SaveOptions& options);
+
+/// A lock of a thread that has the GIL, and waits without it: the thread that holds the mutex may need it.
+class WithoutGilLock {
+public:
+    explicit WithoutGilLock(std::mutex& mutex);
+    ~WithoutGilLock() { mutex_.unlock(); }
+    WithoutGilLock(const WithoutGilLock&) = delete;
+    WithoutGilLock& operator=(const WithoutGilLock&) = delete;
+
+private:
+    std::mutex& mutex_;
+};
+
 /// Calls `function` in a thread of its own, and meanwhile runs Python's handlers of signals. If one raises, requests a
 /// stop, waits for the function, and raises that. For operations without a monitor.
 void interruptible(const std::function<void(const std::stop_token&)>& function);
 /// Returns a monitor for `progress`: None, or a callable (stage, done, total) that cancels by returning False. It runs
 /// Python's handlers of signals, too, and takes the GIL, which the caller must have released.
 [[nodiscard]] Monitor monitor_for(nb::object progress);
+
+/// Returns an object whose attributes have names: a class of safemap._records.
+template <class... Values> nb::object record(const char* type, Values&&... values) {
+    return nb::module_::import_("safemap._records").attr(type)(std::forward<Values>(values)...);
+}
+/// Returns a record of a report of the library.
+[[nodiscard]] nb::object to_python(const SaveReport& report);
+[[nodiscard]] nb::object to_python(const SkippedObject& skipped);
+[[nodiscard]] nb::object to_python(const Finding& finding);
+template <class T> nb::object to_python(const std::optional<T>& value) { return value ? nb::cast(*value) : nb::none(); }
+/// Returns a list of what to_python() makes of each element.
+template <class T> nb::list list_of(const std::vector<T>& values) {
+    nb::list list;
+    for (const T& value : values) list.append(to_python(value));
+    return list;
+}
+
+/// Returns a function that calls a callable of Python with a text and returns its text, from any thread; an empty one
+/// for None. A dict stands for a function that gives other names as they are.
+[[nodiscard]] std::function<std::string(std::string_view)> renaming_from(nb::handle value);
 
 /// Calls `function` without the GIL, and returns what it returns.
 template <class Function> auto without_gil(Function&& function) {
@@ -106,6 +169,9 @@ struct Tensor {
     bool copies_read_only = true;  ///< torch() copies what may not be written to
 };
 
+/// Adds the methods that read bytes to the type LazyTensor.
+void bind_tensor_bytes(nb::class_<Tensor>& type);
+
 /// `safemap.Checkpoint`: null once it was closed.
 struct Handle {
     std::optional<Checkpoint> checkpoint;
@@ -119,6 +185,8 @@ struct Handle {
 
 /// Returns the nested objects of a checkpoint with LazyTensors in them; without a tree, its dict of names.
 [[nodiscard]] nb::object lazy_tree(const Handle& handle);
+/// Returns a copy of the value, which is read without the GIL. Ctrl-C ends it.
+[[nodiscard]] TensorView load_value(const LazyTensor& tensor);
 /// Returns the tree of nested objects, of which it keeps the tensors alive: what Checkpoint.tree() and load() give, and
 /// what weights_only of torch.load would. Objects in several places, and tensors of one place in memory, are tied.
 /// Raises TypeError for other objects, with their path.
@@ -127,6 +195,11 @@ struct Handle {
 [[nodiscard]] Checkpoint checkpoint_of_objects(nb::handle value);
 /// Returns the value: the view if there is one, else a copy, which is read without the GIL.
 [[nodiscard]] TensorView value_of(const LazyTensor& tensor);
+/// Returns a table of the tensors as HTML.
+[[nodiscard]] std::string html_of(const Checkpoint& checkpoint);
+/// Returns a capsule of Python that owns a tensor of DLPack.
+[[nodiscard]] nb::object capsule_of(dlpack::ManagedTensorVersioned* tensor);
+[[nodiscard]] nb::object capsule_of(dlpack::ManagedTensor* tensor);
 /// Returns the tensor as torch.Tensor.
 [[nodiscard]] nb::object to_torch(const TensorView& view);
 /// Returns the tensor as numpy.ndarray. Raises ImportError without NumPy, or without ml_dtypes where that is needed.
@@ -155,6 +228,8 @@ struct Found {
 
 /// Opens what safemap.open() takes. Raises TypeError for other values. Ends with Ctrl-C.
 [[nodiscard]] Checkpoint open_any(nb::handle path, const OpenOptions& options = {});
+/// Returns the checkpoint of a Checkpoint, of what safemap.open() takes, of a dict of tensors or a module (see
+/// checkpoint_of()), or of a list of LazyTensors.
 /// Returns the checkpoint of a Checkpoint, of what safemap.open() takes, or of a dict of tensors or module (see
 /// checkpoint_of()).
 [[nodiscard]] Checkpoint checkpoint_from(nb::handle value);

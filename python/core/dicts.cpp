@@ -70,6 +70,20 @@ void require_tensor(const std::string& name, nb::handle value) {
         wrong_type(("a tensor for " + printable(name, 200)).c_str(), value);
 }
 
+bool is_list_of_tensors(nb::handle value) {
+    return (PyList_Check(value.ptr()) || PyTuple_Check(value.ptr())) && nb::len(value) > 0 &&
+           nb::isinstance<Tensor>(value[0]);
+}
+
+Checkpoint checkpoint_of_list(nb::handle list) {
+    std::vector<LazyTensor> tensors;
+    for (const nb::handle one : nb::iter(list)) {
+        if (!nb::isinstance<Tensor>(one)) wrong_type("a list of LazyTensors alone", one);
+        tensors.push_back(nb::cast<const Tensor&>(one).lazy);
+    }
+    return Checkpoint::of(tensors);
+}
+
 }  // namespace
 
 Checkpoint checkpoint_of(nb::handle mapping, std::map<std::string, std::string> metadata) {
@@ -85,6 +99,7 @@ Checkpoint checkpoint_of(nb::handle mapping, std::map<std::string, std::string> 
 
 Checkpoint checkpoint_from(nb::handle value) {
     if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value).get();
+    if (is_list_of_tensors(value)) return checkpoint_of_list(value);
     const nb::object state = state_dict_of(value);
     if (is_mapping(state)) return checkpoint_of_objects(state);
     OpenOptions options;

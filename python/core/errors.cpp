@@ -12,10 +12,7 @@ namespace {
 
 /// Sets the exception of Python that stands for `error`. Fails with the exception of an import that failed.
 void set_exception(const Error& error) {
-    const nb::object make = nb::module_::import_("safemap._errors").attr("exception_for");
-    const nb::object exception =
-        make(to_python(name(error.code())), to_python(error.what()), to_python(error.message()),
-             to_python(error.path()), to_python(error.tensor()), to_python(error.hint()), exit_code(error.code()));
+    const nb::object exception = exception_of(error);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
 }
 
@@ -40,13 +37,20 @@ void run_signal_handlers() {
 
 }  // namespace
 
+nb::object exception_of(const Error& error) {
+    return nb::module_::import_("safemap._errors")
+        .attr("exception_for")(to_python(name(error.code())), to_python(error.what()), to_python(error.message()),
+                               to_python(error.path()), to_python(error.tensor()), to_python(error.hint()),
+                               exit_code(error.code()));
+}
+
 void raise(const Error& error) {
     set_exception(error);
     throw nb::python_error();
 }
 
 void wrong_type(const char* wanted, nb::handle found) {
-    const std::string type = nb::cast<std::string>(nb::inst_name(found.type()));
+    const std::string type = nb::cast<std::string>(nb::inst_name(found));
     throw nb::type_error(("expected " + std::string(wanted) + ", not " + type).c_str());
 }
 
@@ -83,8 +87,10 @@ void interruptible(const std::function<void(const std::stop_token&)>& function) 
 }
 
 Monitor monitor_for(nb::object progress) {
-    if (progress.is_none()) progress = nb::object();
-    if (progress.is_valid() && !PyCallable_Check(progress.ptr())) wrong_type("a callable for progress", progress);
+    if (progress.is_none() || progress.is(nb::handle(Py_False))) progress = nb::object();
+    else if (progress.is(nb::handle(Py_True))) progress = nb::module_::import_("safemap._progress").attr("Bar")();
+    if (progress.is_valid() && !PyCallable_Check(progress.ptr()))
+        wrong_type("True or a callable for progress", progress);
     // The last copy may go where there is no GIL.
     const auto function = std::make_shared<Kept>(std::move(progress));
     Monitor monitor;

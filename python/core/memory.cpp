@@ -240,7 +240,7 @@ template <class Managed> TensorView take_capsule(const nb::object& capsule, cons
     return view;
 }
 
-nb::object capsule_of(nb::handle value) {
+nb::object capsule_from(nb::handle value) {
     try {
         return value.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
     } catch (nb::python_error& error) {
@@ -250,7 +250,7 @@ nb::object capsule_of(nb::handle value) {
 }
 
 TensorView view_of_dlpack(nb::handle value) {
-    const nb::object capsule = capsule_of(value);
+    const nb::object capsule = capsule_from(value);
     if (PyCapsule_IsValid(capsule.ptr(), versioned_capsule_name))
         return take_capsule<dlpack::ManagedTensorVersioned>(capsule, versioned_capsule_name, "used_dltensor_versioned");
     if (PyCapsule_IsValid(capsule.ptr(), unversioned_capsule_name))

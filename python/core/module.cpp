@@ -9,6 +9,11 @@ void bind_all(nb::module_& module) {
     bind_errors(module);
     bind_tensor(module);
     bind_checkpoint(module);
+    bind_saving(module);
+    bind_shard_writer(module);
+    bind_checking(module);
+    bind_plan(module);
+    bind_device(module);
     bind_sha256(module);
     bind_command_line(module);
     bind_drop_in(module);

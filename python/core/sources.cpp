@@ -1,6 +1,7 @@
 // Sources of Python: bytes-like objects, and file objects.
 #include "core.hpp"
 
+#include <cstring>
 #include <mutex>
 
 namespace safemap::python {
@@ -32,14 +33,6 @@ private:
     Py_buffer view_{};
 };
 
-std::string name_of_file(nb::handle file) {
-    for (const char* const attribute : {"name", "path"}) {
-        const nb::object name = nb::getattr(file, attribute, nb::none());
-        if (PyUnicode_Check(name.ptr())) return text_from(name, "a name");
-    }
-    return "file object";
-}
-
 /// A file object of Python. Its position is shared, so one thread reads at a time.
 class File {
 public:
@@ -54,37 +47,12 @@ public:
 
     void read(std::uint64_t offset, std::span<std::byte> into) const {
         const nb::gil_scoped_acquire acquired;
-        const Turn turn(mutex_);
+        const WithoutGilLock turn(mutex_);
         file_.get().attr("seek")(offset);
-        while (!into.empty()) {
-            const std::size_t most = std::min(into.size(), std::size_t{1} << 30);
-            const nb::object part = file_.get().attr("read")(most);
-            if (!PyBytes_Check(part.ptr())) wrong_type("bytes from read(): open the file in binary mode", part);
-            const std::size_t got = std::min(static_cast<std::size_t>(PyBytes_Size(part.ptr())), most);
-            if (got == 0)
-                throw Error(Errc::file_truncated, "the file object has ended at byte " + std::to_string(offset));
-            std::memcpy(into.data(), PyBytes_AsString(part.ptr()), got);
-            into = into.subspan(got);
-            offset += got;
-        }
+        read_from(file_.get(), offset, into);
     }
 
 private:
-    /// A lock that waits without the GIL: the thread that holds it needs the GIL to read.
-    class Turn {
-    public:
-        explicit Turn(std::mutex& mutex) : mutex_(mutex) {
-            const nb::gil_scoped_release released;
-            mutex_.lock();
-        }
-        ~Turn() { mutex_.unlock(); }
-        Turn(const Turn&) = delete;
-        Turn& operator=(const Turn&) = delete;
-
-    private:
-        std::mutex& mutex_;
-    };
-
     Kept file_;
     mutable std::mutex mutex_;
 };
@@ -96,6 +64,32 @@ std::shared_ptr<const Source> file_source(nb::handle object) {
 }
 
 }  // namespace
+
+std::string name_of_file(nb::handle file) {
+    for (const char* const attribute : {"name", "path"}) {
+        const nb::object name = nb::getattr(file, attribute, nb::none());
+        if (PyUnicode_Check(name.ptr())) return text_from(name, "a name");
+    }
+    return "file object";
+}
+
+void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into) {
+    while (!into.empty()) {
+        const std::size_t most = std::min(into.size(), std::size_t{1} << 30);
+        const nb::object part = file.attr("read")(most);
+        if (!PyBytes_Check(part.ptr())) wrong_type("bytes from read(): open the file in binary mode", part);
+        const std::size_t got = std::min(static_cast<std::size_t>(PyBytes_Size(part.ptr())), most);
+        if (got == 0) throw Error(Errc::file_truncated, "the file object has ended at byte " + std::to_string(offset));
+        std::memcpy(into.data(), PyBytes_AsString(part.ptr()), got);
+        into = into.subspan(got);
+        offset += got;
+    }
+}
+
+WithoutGilLock::WithoutGilLock(std::mutex& mutex) : mutex_(mutex) {
+    const nb::gil_scoped_release released;
+    mutex_.lock();
+}
 
 std::shared_ptr<const Source> source_from(nb::handle value) {
     if (PyObject_CheckBuffer(value.ptr())) {

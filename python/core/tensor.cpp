@@ -22,24 +22,10 @@ template <class Managed> void delete_capsule(PyObject* capsule, const char* name
 }
 
 nb::object versioned_capsule(const TensorView& view, dlpack::Float4 float4 = dlpack::Float4::elements) {
-    dlpack::ManagedTensorVersioned* const tensor = dlpack::export_versioned(view, float4);
-    PyObject* const capsule = PyCapsule_New(tensor, versioned_name, [](PyObject* self) {
-        delete_capsule<dlpack::ManagedTensorVersioned>(self, versioned_name);
-    });
-    if (capsule != nullptr) return nb::steal(capsule);
-    tensor->deleter(tensor);
-    throw nb::python_error();
+    return capsule_of(dlpack::export_versioned(view, float4));
 }
 
-nb::object unversioned_capsule(const TensorView& view) {
-    dlpack::ManagedTensor* const tensor = dlpack::export_unversioned(view);
-    PyObject* const capsule = PyCapsule_New(tensor, unversioned_name, [](PyObject* self) {
-        delete_capsule<dlpack::ManagedTensor>(self, unversioned_name);
-    });
-    if (capsule != nullptr) return nb::steal(capsule);
-    tensor->deleter(tensor);
-    throw nb::python_error();
-}
+nb::object unversioned_capsule(const TensorView& view) { return capsule_of(dlpack::export_unversioned(view)); }
 
 bool has_negative_stride(const TensorView& view) {
     return std::any_of(view.strides().begin(), view.strides().end(), [](std::int64_t stride) { return stride < 0; });
@@ -59,6 +45,11 @@ bool is_torch_only(Dtype dtype) {
 [[noreturn]] void no_dtype(const char* package, Dtype dtype) {
     raise(std::move(Error(Errc::no_dlpack, std::string(package) + " has no dtype for " + std::string(name(dtype)))
                         .with_hint("as_bytes() gives the bytes of the value")));
+}
+
+nb::object bits_in_torch(const TensorView& view) {
+    const nb::object dtype = nb::module_::import_("torch").attr(std::string(torch_name(view.dtype())).c_str());
+    return to_torch(view.as_bytes()).attr("view")(dtype).attr("view")(to_python(view.shape()));
 }
 
 /// Returns the name of a dtype in NumPy, or in ml_dtypes if `extra`.
@@ -139,7 +130,7 @@ nb::object tuple_of_strides(const TensorView& view) {
 
 /// Returns the tensor without the copy that is not wanted; raises if there has to be one.
 TensorView exported_view(const Tensor& tensor, const nb::object& copy) {
-    if (copy.is(nb::handle(Py_True))) return without_gil([&] { return tensor.lazy.load(); });
+    if (copy.is(nb::handle(Py_True))) return load_value(tensor.lazy);
     if (copy.is(nb::handle(Py_False))) return tensor.lazy.view();
     return value_of(tensor.lazy);
 }
@@ -156,19 +147,19 @@ nb::object dlpack_of(const Tensor& tensor, const nb::object& stream, const nb::o
     // This form of a capsule cannot say that the memory must not be written to.
     if (copy.is(nb::handle(Py_False)))
         raise(Error(Errc::no_dlpack, "an old capsule cannot say that the tensor is read-only"));
-    return unversioned_capsule(without_gil([&] { return tensor.lazy.load(); }));
+    return unversioned_capsule(load_value(tensor.lazy));
 }
 
 nb::object tensor_to_torch(const Tensor& tensor, bool copy) {
-    TensorView view = copy ? without_gil([&] { return tensor.lazy.load(); }) : value_of(tensor.lazy);
+    TensorView view = copy ? load_value(tensor.lazy) : value_of(tensor.lazy);
     const bool copied =
         has_negative_stride(view) || torch_needs_alignment(view) || (tensor.copies_read_only && !view.writable());
-    if (copied) view = without_gil([&] { return tensor.lazy.load(); });
+    if (copied) view = load_value(tensor.lazy);
     return to_torch(view);
 }
 
 nb::object tensor_to_numpy(const Tensor& tensor, bool copy) {
-    return to_numpy(copy ? without_gil([&] { return tensor.lazy.load(); }) : value_of(tensor.lazy));
+    return to_numpy(copy ? load_value(tensor.lazy) : value_of(tensor.lazy));
 }
 
 nb::object array_of(const Tensor& tensor, const nb::object& dtype, const nb::object& copy) {
@@ -241,24 +232,35 @@ nb::object reduced(const Tensor& tensor) {
 
 }  // namespace
 
+nb::object capsule_of(dlpack::ManagedTensorVersioned* tensor) {
+    PyObject* const capsule = PyCapsule_New(tensor, versioned_name, [](PyObject* self) {
+        delete_capsule<dlpack::ManagedTensorVersioned>(self, versioned_name);
+    });
+    if (capsule != nullptr) return nb::steal(capsule);
+    tensor->deleter(tensor);
+    throw nb::python_error();
+}
+
+nb::object capsule_of(dlpack::ManagedTensor* tensor) {
+    PyObject* const capsule = PyCapsule_New(tensor, unversioned_name, [](PyObject* self) {
+        delete_capsule<dlpack::ManagedTensor>(self, unversioned_name);
+    });
+    if (capsule != nullptr) return nb::steal(capsule);
+    tensor->deleter(tensor);
+    throw nb::python_error();
+}
+
 TensorView value_of(const LazyTensor& tensor) {
-    try {
-        return tensor.view();
-    } catch (const Error& error) {
-        if (error.code() != Errc::no_view) throw;
-    }
-    return without_gil([&] { return tensor.load(); });
+    if (const auto view = tensor.try_view()) return *view;
+    return load_value(tensor);
 }
 
 nb::object to_torch(const TensorView& view) {
     static Imported from_dlpack{"torch", "from_dlpack"};
     if (view.dtype() == Dtype::f4) return from_dlpack.get()(versioned_capsule(view, dlpack::Float4::pairs));
-    if (!is_torch_only(view.dtype())) {
-        if (view.dtype() > Dtype::u64 || element_size(view.dtype()) != 0)
-            return from_dlpack.get()(versioned_capsule(view));
-        no_dtype("torch", view.dtype());
-    }
-    no_dtype("DLPack", view.dtype());
+    if (is_torch_only(view.dtype())) return bits_in_torch(view);
+    if (element_size(view.dtype()) == 0) no_dtype("torch", view.dtype());
+    return from_dlpack.get()(versioned_capsule(view));
 }
 
 nb::object to_numpy(const TensorView& view) {
@@ -272,14 +274,14 @@ nb::object to_numpy(const TensorView& view) {
 
 void bind_tensor(nb::module_& module) {
     nb::class_<Memory>(module, "_Memory", nb::type_slots(memory_slots));
-    nb::class_<Tensor>(module, "LazyTensor", nb::is_final(), R"doc(A tensor of a checkpoint that has not been read.
+    nb::class_<Tensor> type(module, "LazyTensor", nb::is_final(), R"doc(A tensor of a checkpoint that has not been read.
 
 It has a name, a dtype and a shape. Slices and casts of it are lazy, too. Only torch(), numpy() and the protocols of
 arrays read its bytes, or map them without reading. It may outlive its checkpoint. All threads may use it.
 
 Example:
-    rows = checkpoint["wte.weight"][0:4096, ::2].to("f32").torch())doc")
-        .def_prop_ro(
+    rows = checkpoint["wte.weight"][0:4096, ::2].to("f32").torch())doc");
+    type.def_prop_ro(
             "name", [](const Tensor& self) { return to_python(self.lazy.name()); }, nb::sig("def name(self, /) -> str"))
         .def_prop_ro(
             "dtype", [](const Tensor& self) { return to_python(name(self.lazy.dtype())); },
@@ -327,6 +329,7 @@ Floating-point dtypes can be cast to each other, rounding to nearest even. Raise
             "__dlpack_device__", [](const Tensor&) { return nb::make_tuple(1, 0); },
             nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
         .def("__reduce__", reduced);
+    bind_tensor_bytes(type);
 }
 
 }  // namespace safemap::python

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-from ._core import Checkpoint, LazyTensor, __version__, open
+from ._core import (
+    Checkpoint,
+    LazyTensor,
+    LoadPlan,
+    ShardWriter,
+    Uploader,
+    __version__,
+    diff,
+    digests,
+    edit,
+    examine,
+    open,
+    plan,
+    repair,
+    save,
+    scan,
+    verify,
+)
 from ._errors import SafemapError
 
 _Mapping.register(Checkpoint)
@@ -19,7 +36,27 @@ _later = {
 }
 _submodules = ("safetensors", "transformers", "vllm")
 
-__all__ = ["Checkpoint", "LazyTensor", "SafemapError", "__version__", "open", "safetensors", *_later]
+__all__ = [
+    "Checkpoint",
+    "LazyTensor",
+    "LoadPlan",
+    "SafemapError",
+    "ShardWriter",
+    "Uploader",
+    "__version__",
+    "diff",
+    "digests",
+    "edit",
+    "examine",
+    "open",
+    "plan",
+    "repair",
+    "safetensors",
+    "save",
+    "scan",
+    "verify",
+    *_later,
+]
 
 
 def __getattr__(name: str):

@@ -1,0 +1,114 @@
+// What LazyTensor does with its bytes: digests, reads, and the page cache.
+#include "core.hpp"
+#include "parse.hpp"
+
+#include <nanobind/stl/optional.h>
+
+#include <new>
+
+namespace safemap::python {
+namespace {
+
+/// Returns a checkpoint of one tensor, for operations that can be cancelled.
+Checkpoint alone(const LazyTensor& tensor) { return Checkpoint::of(std::span(&tensor, 1)); }
+
+nb::object digest_of(const Tensor& tensor, const std::string& algorithm) {
+    const DigestOptions options{.algorithm = cli::parse_digest_algorithm(algorithm),
+                                .work = {.monitor = monitor_for(nb::none())}};
+    const CheckpointDigests found = without_gil([&] { return digests(alone(tensor.lazy), options); });
+    return to_python(found.tensors.front().digest);
+}
+
+/// Smaller values are read at once: threads and a look for Ctrl-C would take longer.
+constexpr std::uint64_t quickly_read = 4 << 20;
+constexpr std::align_val_t load_alignment{64};
+
+/// Reads a whole value. Ctrl-C ends it.
+void fill_with(const LazyTensor& tensor, std::span<std::byte> into) {
+    if (into.size() <= quickly_read) return without_gil([&] { tensor.read(0, into); });
+    const Work work{.monitor = monitor_for(nb::none())};
+    const LoadTarget target{tensor, into};
+    without_gil([&] { load_into({&target, 1}, work); });
+}
+
+nb::object new_bytes(std::uint64_t size) {
+    const nb::object bytes = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+    if (!bytes.is_valid()) throw nb::python_error();
+    return bytes;
+}
+
+std::span<std::byte> span_of(const nb::object& bytes) {
+    return {reinterpret_cast<std::byte*>(PyBytes_AsString(bytes.ptr())),
+            static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+nb::object read(const Tensor& tensor, std::uint64_t offset, std::optional<std::uint64_t> size) {
+    const std::uint64_t all = tensor.lazy.nbytes();
+    if (offset > all || (size && *size > all - offset))
+        raise(std::move(Error(Errc::index_out_of_range, "the value has " + std::to_string(all) + " bytes")
+                            .with_tensor(tensor.lazy.name())));
+    const nb::object bytes = new_bytes(size.value_or(all - offset));
+    const std::span<std::byte> into = span_of(bytes);
+    if (into.size() == all) fill_with(tensor.lazy, into);
+    else interruptible([&](const std::stop_token&) { tensor.lazy.read(offset, into); });
+    return bytes;
+}
+
+nb::object residency_of(const Tensor& tensor) {
+    const Residency found = without_gil([&] { return tensor.lazy.residency(); });
+    return record("Residency", found.resident, found.total);
+}
+
+void prefetch(const Tensor& tensor, nb::object progress, unsigned threads) {
+    const Work work{.monitor = monitor_for(std::move(progress)), .threads = threads};
+    without_gil([&] { tensor.lazy.prefetch(work); });
+}
+
+}  // namespace
+
+TensorView load_value(const LazyTensor& tensor) {
+    const std::size_t size = tensor.nbytes();
+    if (size <= quickly_read) return without_gil([&] { return tensor.load(); });
+    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, load_alignment)),
+                                            [](std::byte* p) { ::operator delete(p, load_alignment); });
+    fill_with(tensor, {memory.get(), size});
+    return TensorView::row_major(tensor.dtype(), {{memory.get(), size}, memory, true}, tensor.shape());
+}
+
+void bind_tensor_bytes(nb::class_<Tensor>& type) {
+    type.def("digest", digest_of, nb::arg("algorithm") = "xxh3-128",
+             nb::sig("def digest(self, algorithm: str = \"xxh3-128\") -> str"),
+             "Returns the digest of the value as hex digits: \"xxh3-128\" or \"sha256\".")
+        .def(
+            "as_bytes",
+            [](const Tensor& self) {
+                const LazyTensor& lazy = self.lazy;
+                return Tensor{LazyTensor(lazy.name(), value_of(lazy).as_bytes()),
+                              nb::none(),
+                              lazy.name(),
+                              {},
+                              self.copies_read_only};
+            },
+            nb::sig("def as_bytes(self) -> LazyTensor"),
+            R"doc(Returns the value as U8, for dtypes that torch or NumPy lack. The last dimension counts bytes.
+
+It shares the mapped file; a value that is not mapped is read.)doc")
+        .def(
+            "tobytes", [](const Tensor& self) { return read(self, 0, std::nullopt); },
+            nb::sig("def tobytes(self) -> bytes"), "Returns a copy of the row-major little-endian value.")
+        .def("read", read, nb::arg("offset") = 0U, nb::arg("size") = nb::none(),
+             nb::sig("def read(self, offset: int = 0, size: int | None = None) -> bytes"),
+             R"doc(Returns `size` bytes of the row-major value from byte `offset` on; all that follow for None.
+
+Reads no others. Raises IndexError for bytes outside the value, and SafemapError for a range that cuts an element.)doc")
+        .def("residency", residency_of, nb::sig("def residency(self) -> Residency"),
+             "Returns how many of its bytes are in memory: a record (resident, total).")
+        .def("prefetch", prefetch, nb::kw_only(), nb::arg("progress") = nb::none(), nb::arg("threads") = 0U,
+             nb::sig("def prefetch(self, *, progress: typing.Any = None, threads: int = 0) -> None"),
+             "Reads its bytes into the page cache of the kernel, and returns when they are there.")
+        .def(
+            "evict", [](const Tensor& self) { without_gil([&] { self.lazy.evict(); }); },
+            "Evicts its bytes from the page cache of the kernel. Views of it stay valid.");
+}
+
+}  // namespace safemap::python
