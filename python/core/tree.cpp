@@ -412,6 +412,17 @@ nb::dict state_dict(const Handle& handle, const nb::object& progress) {
     return flat_dict(self, &storages);
 }
 
+nb::list torch_tensors(const nb::list& lazies, const nb::object& progress) {
+    std::vector<const Tensor*> tensors;
+    for (const nb::handle one : lazies) tensors.push_back(&nb::cast<const Tensor&>(one));
+    Storages storages(tensors.empty() || tensors[0]->copies_read_only);
+    for (const Tensor* const one : tensors) storages.add(one->lazy);
+    storages.open(progress);
+    nb::list made;
+    for (const Tensor* const one : tensors) made.append(storages.torch(one->lazy));
+    return made;
+}
+
 nb::object load_tree(const Handle& handle, const nb::object& progress) {
     const Handle self = handle;
     const StateTree* const tree = self.get().tree();
@@ -435,6 +446,7 @@ nb::object lazy_tree(const Handle& handle) {
 
 void bind_tree(nb::module_& module) {
     module.def("_load_tree", load_tree, nb::arg("checkpoint"), nb::arg("progress") = nb::none());
+    module.def("_tensors", torch_tensors, nb::arg("tensors"), nb::arg("progress") = nb::none());
     module.def("_state_dict", state_dict, nb::arg("checkpoint"), nb::arg("progress") = nb::none());
 }
 

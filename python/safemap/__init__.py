@@ -30,7 +30,7 @@ _Mapping.register(Checkpoint)
 _later = {
     "Opaque": "_tree",
     "load": "_load",
-    "load_state_dict": "_load",
+    "load_state_dict": "_model",
     "patch_safetensors": "_patch",
     "state_dict": "_load",
 }
