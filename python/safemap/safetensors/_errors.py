@@ -16,7 +16,8 @@ _phrases = {
     "offsets_overlap": "invalid offset for tensor `{tensor}`",
     "offsets_leave_gap": "invalid offset for tensor `{tensor}`",
     "size_mismatch": "invalid shape, data type, or offset for tensor",
-    "partial_byte": "invalid shape, data type, or offset for tensor",
+    "partial_byte": "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, this is"
+    " invalid.",
     "shape_overflow": "overflow computing buffer size from shape and/or element type",
     "trailing_bytes": "incomplete metadata, file not fully covered",
     "file_truncated": "incomplete metadata, file not fully covered",
