@@ -156,8 +156,8 @@ std::shared_ptr<const OpenFile> open_for(const std::filesystem::path& path, Read
 const LazyTensor& tensor_called(const OpenFile& file, nb::handle name) {
     const std::string_view text = unicode_from(name, "name");
     const LazyTensor* const found = file.checkpoint.find(text);
-    // Other names of a tied tensor are no names of the file.
-    if (found == nullptr || found->name() != text)
+    // Other names of tied tensors are no names of the file: they have tensors elsewhere.
+    if (found == nullptr || found < file.checkpoint.begin() || found >= file.checkpoint.end())
         raise_safetensor_error("File does not contain tensor " + std::string(text));
     return *found;
 }

@@ -61,7 +61,7 @@ def device_from(device) -> str | int:
     if kind not in _devices or ":" in number:
         raise SafetensorError(f"device {device} is invalid")
     if colon and not (number.isascii() and number.isdigit()):
-        raise ValueError("invalid digit found in string")
+        raise ValueError("invalid digit found in string" if number else "cannot parse integer from empty string")
     if kind != "mps":
         return f"{kind}:{int(number or 0)}"
     if int(number or 0) != 0:
