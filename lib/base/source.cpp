@@ -3,7 +3,7 @@
 #include <safemap/source.hpp>
 
 #include "base/folder.hpp"
-#include "base/memory.hpp"
+#include "base/memory_source.hpp"
 #include "base/text.hpp"
 
 #include <cstring>
@@ -31,17 +31,18 @@ public:
         if (!into.empty()) std::memcpy(into.data(), bytes_.bytes.data() + offset, into.size());
     }
 
-    std::optional<SharedBytes> map(Extent extent) const override {
+    std::span<const std::byte> at(Extent extent) const {
         require_inside(extent, size(), name_);
-        return SharedBytes{bytes_.bytes.subspan(extent.offset, extent.size), bytes_.owner, bytes_.writable};
+        return bytes_.bytes.subspan(extent.offset, extent.size);
+    }
+    std::optional<SharedBytes> map(Extent extent) const override {
+        return SharedBytes{at(extent), bytes_.owner, bytes_.writable};
     }
 
     Residency residency(Extent extent) const override {
         require_inside(extent, size(), name_);
         return {extent.size, extent.size};
     }
-
-    const std::byte* address() const noexcept { return bytes_.bytes.data(); }
 
 private:
     std::string name_;
@@ -92,6 +93,11 @@ std::string Folder::link_to_folder(const std::string&) const { return {}; }
 std::string Folder::link_out(const std::string&) const { return {}; }
 std::string Folder::other_kind(const std::string&) const { return {}; }
 
+std::optional<std::span<const std::byte>> bytes_in_memory(const Source& source, Extent extent) {
+    const auto* const memory = dynamic_cast<const MemorySource*>(&source);
+    return memory == nullptr ? std::nullopt : std::optional(memory->at(extent));
+}
+
 std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {
     return std::make_shared<MemorySource>(std::move(name), std::move(bytes));
 }
@@ -99,11 +105,6 @@ std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes)
 std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes) {
     const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
     return memory_source(std::move(name), SharedBytes{*owner, owner});
-}
-
-const std::byte* address_of(const Source& source) noexcept {
-    const auto* const memory = dynamic_cast<const MemorySource*>(&source);
-    return memory == nullptr ? nullptr : memory->address();
 }
 
 std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t size,

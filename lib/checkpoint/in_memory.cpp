@@ -3,7 +3,7 @@
 #include <safemap/checkpoint.hpp>
 
 #include "base/faults.hpp"
-#include "base/memory.hpp"
+#include "base/memory_source.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "checkpoint/near_names.hpp"
@@ -76,12 +76,11 @@ class SharedMemory {
 public:
     LazyTensor shared(const LazyTensor& tensor) {
         const StoredTensor& stored = *tensor.stored();
-        const std::byte* const memory = stored.in_one_run() ? address_of(stored.source(0)) : nullptr;
-        if (memory == nullptr) return tensor;
-        const auto& first = known_
-                                .try_emplace({memory + stored.locate(0).offset, stored.dtype(), stored.element_count()},
-                                             tensor.stored())
-                                .first->second;
+        if (!stored.in_one_run()) return tensor;
+        const auto memory = bytes_in_memory(stored.source(0), {.offset = stored.locate(0).offset});
+        if (!memory) return tensor;
+        const auto& first =
+            known_.try_emplace({memory->data(), stored.dtype(), stored.element_count()}, tensor.stored()).first->second;
         if (first == tensor.stored()) return tensor;
         return LazyTensor(tensor.name(), first, tensor.strided_view(), tensor.decoding()).cast(tensor.dtype());
     }

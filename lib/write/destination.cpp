@@ -15,13 +15,17 @@ public:
     using Finished = std::function<void()>;
 
     SiblingFile(const io::SiblingFiles& files, const std::string& name, bool direct_io, Finished finished)
-        : path_(files.path_of(name)), output_(files.reopen(name)), finished_(std::move(finished)) {
+        : path_(files.path_of(name)),
+          output_(files.reopen(name)),
+          direct_io_(direct_io),
+          finished_(std::move(finished)) {
         if (direct_io) output_.bypass_cache();
     }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
         output_.write_at(offset, bytes);
     }
+    bool takes_any_address() const noexcept override { return !direct_io_; }
     Read reader() const override {
         const std::shared_ptr<const io::File> file(new io::File(output_.reader(path_)));
         return [file](std::uint64_t offset, std::span<std::byte> into) { file->read_at(offset, into); };
@@ -35,6 +39,7 @@ public:
 private:
     std::string path_;
     io::OutputFile output_;
+    bool direct_io_;
     Finished finished_;
 };
 

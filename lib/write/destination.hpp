@@ -22,6 +22,9 @@ public:
     virtual ~OpenFile() = default;
     /// Writes bytes at an offset. May be called from several threads at once.
     virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const = 0;
+    /// Returns true if it makes no difference at which address the bytes are. False if only bytes with the same offset
+    /// in a page as in the file are written past the page cache.
+    virtual bool takes_any_address() const noexcept { return true; }
     /// A function that reads back what was written. Available only if Destination::reads_back().
     using Read = std::function<void(std::uint64_t offset, std::span<std::byte> into)>;
     virtual Read reader() const = 0;

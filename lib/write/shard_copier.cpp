@@ -6,8 +6,10 @@
 // - Planning: each file is adopted from a killed process, or allocated and cut into stretches. A unit is computed from
 //   its number, so the plan is short. With several processes, each has a share of the units (together.cpp).
 // - Copying: a unit, with all tensors in it, is gathered, fed to the digests, and written from a buffer where it has
-//   the same offset in a page as in the file. Digests are computed from the bytes as they pass, in the order of the
-//   file. What is written in tiles is read back once for them. A tensor that two processes write is read once more.
+//   the same offset in a page as in the file. Tensors that lie in memory as they are written need no buffer, unless
+//   they are small, or are written past the page cache. Digests are computed from the bytes as they pass, in the order
+//   of the file. What is written in tiles is read back once for them. A tensor that two processes write is read once
+//   more.
 // - finish(): the worker that does the last unit of a file writes its header and flushes it to disk. A header that
 //   needs what other files or processes have comes at the end, in finish_rest().
 #include "write/shard_copier.hpp"
@@ -16,6 +18,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "base/faults.hpp"
+#include "base/memory_source.hpp"
 #include "check/hasher.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
@@ -33,6 +36,8 @@ namespace {
 // Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes or more.
 constexpr std::uint64_t page = io::direct_alignment;
 static_assert(Worker::page == page);
+// Parts of a tensor in memory that are smaller are gathered, so that several are written with one call.
+constexpr std::uint64_t least_straight = 64_KiB;
 
 /// Returns true if the value is cast from elements that are stored in boxes with short rows.
 bool is_cast_from_boxes(const LazyTensor& tensor) {
@@ -394,22 +399,47 @@ bool ShardCopier::copy_stream(const Stretch& stretch, std::uint64_t number, unsi
     const Extent unit = stretch.unit(number);
     const std::span<std::byte> whole = in_page(unit.offset, unit.size, worker);
     gather(stretch, unit, whole, worker);
+    std::uint64_t written = unit.offset;
+    const auto write_gathered = [&](std::uint64_t end) {
+        if (written == end) return;
+        output(stretch).write_at(written, whole.subspan(written - unit.offset, end - written));
+        written = end;
+    };
     const bool fed = each_part(stretch, unit, [&](const PlannedTensor& planned, std::uint64_t size, Extent part) {
-        const auto bytes = whole.subspan(planned.offset + part.offset - unit.offset, part.size);
-        return feed(planned, size, part.offset, bytes, worker);
+        const std::uint64_t begin = planned.offset + part.offset;
+        const auto straight = in_memory(stretch, planned, part);
+        const auto bytes = straight.value_or(whole.subspan(begin - unit.offset, part.size));
+        if (!feed(planned, size, part.offset, bytes, worker)) return false;
+        if (!straight) return true;
+        write_gathered(begin);
+        output(stretch).write_at(begin, bytes);
+        written = begin + part.size;
+        return true;
     });
     if (!fed) return false;
-    output(stretch).write_at(unit.offset, whole);
+    write_gathered(unit.end());
     watch_.add(whole.size());
     return true;
 }
 
-/// Reads all tensors of a unit together.
+/// Returns a part of a tensor if it lies in memory as it is written, and is written from there; nothing otherwise.
+std::optional<std::span<const std::byte>> ShardCopier::in_memory(const Stretch& stretch, const PlannedTensor& planned,
+                                                                 Extent part) const {
+    const LazyTensor& tensor = tensors_[planned.number];
+    if (part.size < least_straight || tensor.dtype() != planned.dtype || !output(stretch).takes_any_address())
+        return std::nullopt;
+    const auto place = tensor.placement();
+    if (!place) return std::nullopt;
+    return bytes_in_memory(*place->source, {place->extent.offset + part.offset, part.size});
+}
+
+/// Reads the tensors of a unit together that are not written from memory.
 void ShardCopier::gather(const Stretch& stretch, Extent unit, std::span<std::byte> whole, unsigned worker) {
     Gatherer& gatherer = workers_.gatherer(worker);
     const std::size_t used = unit.offset % page + whole.size();
     gatherer.begin({.scratch = workers_.buffer(worker).subspan(used, stretch.scratch), .watch = &watch_});
     each_part(stretch, unit, [&](const PlannedTensor& planned, std::uint64_t, Extent part) {
+        if (in_memory(stretch, planned, part)) return true;
         gatherer.add(tensors_[planned.number], planned.dtype, part.offset,
                      whole.subspan(planned.offset + part.offset - unit.offset, part.size), counts_of(planned, worker));
         return true;
@@ -451,8 +481,11 @@ bool ShardCopier::copy_block(const Stretch& stretch, std::uint64_t number, unsig
     const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
     // A tile is scattered over the file, so it has no offset in a page.
     const auto buffer = in_page(blocks.ranges() ? planned.offset + offset : 0, blocks.size(number), worker);
-    const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer,
-                                     {.scratch = scratch_of(tensor, buffer.size(), worker), .watch = &watch_});
+    const auto straight = blocks.ranges() ? in_memory(stretch, planned, blocks.range(number)) : std::nullopt;
+    const std::span<const std::byte> bytes =
+        straight ? *straight
+                 : blocks.gather(number, tensor, workers_.gatherer(worker), buffer,
+                                 {.scratch = scratch_of(tensor, buffer.size(), worker), .watch = &watch_});
     count_cast(planned, worker);
     if (blocks.ranges() && !feed(planned, stretch.bytes.size, offset, bytes, worker)) return false;
     blocks.scatter(number, [&](std::uint64_t at, std::uint64_t in_block, std::uint64_t length) {

@@ -109,6 +109,8 @@ private:
     void copy(BlockRow::Place unit, unsigned worker);
     bool copy_stream(const Stretch& stretch, std::uint64_t number, unsigned worker);
     void gather(const Stretch& stretch, Extent unit, std::span<std::byte> whole, unsigned worker);
+    std::optional<std::span<const std::byte>> in_memory(const Stretch& stretch, const PlannedTensor& planned,
+                                                        Extent part) const;
     template <class Visit> bool each_part(const Stretch& stretch, Extent unit, Visit&& visit) const;
     std::span<std::byte> scratch_of(const LazyTensor& tensor, std::uint64_t used, unsigned worker);
     bool copy_block(const Stretch& stretch, std::uint64_t number, unsigned worker);
