@@ -336,8 +336,9 @@ Example:
              R"doc(Returns a checkpoint in which each tied tensor is stored under one of `names`.
 
 A tensor without one of them is stored under the name that the base class of a model loads.)doc")
-        .def("extras", extras, nb::sig("def extras(self) -> Extras"),
-             R"doc(Lists the small files that belong to the model: configuration, tokenizer, licence. Reads none of them.
+        .def(
+            "extras", extras, nb::sig("def extras(self) -> Extras"),
+            R"doc(Lists the small files that belong to the model: configuration, tokenizer, licence. Reads none of them.
 
 Returns a record with the fields files, a dict of names and paths, and notes. save(..., extras=True) copies them.)doc")
         .def("optimizer", optimizer, nb::sig("def optimizer(self) -> Checkpoint | None"),

@@ -53,12 +53,14 @@ std::string html_of(const Checkpoint& checkpoint) {
     });
     std::string html = "<p>safemap.Checkpoint, " + escaped(name(checkpoint.format())) + ": " +
                        std::to_string(checkpoint.size()) + (checkpoint.size() == 1 ? " tensor, " : " tensors, ") +
-                       size_text(checkpoint.total_bytes()) + "</p><table><tr><th>name</th><th>tensor</th><th>size</th></tr>";
+                       size_text(checkpoint.total_bytes()) +
+                       "</p><table><tr><th>name</th><th>tensor</th><th>size</th></tr>";
     for (std::size_t i = 0; i < std::min(groups.size(), most_rows); ++i) html += row_of(groups[i]);
     html += "</table>";
     if (groups.size() > most_rows) html += "<p>and " + std::to_string(groups.size() - most_rows) + " other rows</p>";
     const std::vector<std::string>& notes = checkpoint.notes();
-    for (std::size_t i = 0; i < std::min(notes.size(), most_notes); ++i) html += "<p>note: " + escaped(notes[i]) + "</p>";
+    for (std::size_t i = 0; i < std::min(notes.size(), most_notes); ++i)
+        html += "<p>note: " + escaped(notes[i]) + "</p>";
     return html;
 }
 

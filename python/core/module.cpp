@@ -23,4 +23,8 @@ void bind_all(nb::module_& module) {
 }  // namespace
 }  // namespace safemap::python
 
-NB_MODULE(_core, module) { safemap::python::bind_all(module); }
+NB_MODULE(_core, module) {
+    // A process may end while its tensors live.
+    nanobind::set_leak_warnings(false);
+    safemap::python::bind_all(module);
+}

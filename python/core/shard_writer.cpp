@@ -10,6 +10,8 @@
 #include <utility>
 #include <variant>
 
+#include <unistd.h>
+
 namespace safemap::python {
 namespace {
 
@@ -31,8 +33,9 @@ public:
     Writer(const Writer&) = delete;
     Writer& operator=(const Writer&) = delete;
 
-    /// Returns the files. Raises writer_closed after commit() and close().
+    /// Returns the files. Raises writer_closed after commit() and close(), and invalid_argument in a forked child.
     std::shared_ptr<ShardWriter> shards() const {
+        if (is_forked()) raise(Error(Errc::invalid_argument, "the writer is of the process that forked this one"));
         if (shards_) return shards_;
         raise(std::move(Error(Errc::writer_closed, "the writer is closed").with_path(out_.string())));
     }
@@ -51,6 +54,8 @@ public:
     void close() {
         std::shared_ptr<ShardWriter> last = std::move(shards_);
         shards_.reset();
+        // The files are the parent's: a child that ends must not remove them.
+        if (is_forked()) static_cast<void>(new std::shared_ptr<ShardWriter>(std::move(last)));
         without_gil([&] { last.reset(); });
     }
     nb::object report() const { return report_.is_valid() ? report_ : nb::none(); }
@@ -58,6 +63,9 @@ public:
     bool open() const noexcept { return shards_ != nullptr; }
 
 private:
+    bool is_forked() const noexcept { return ::getpid() != owner_; }
+
+    const ::pid_t owner_ = ::getpid();
     std::filesystem::path out_;
     std::map<std::string, Declaration, std::less<>> declared_;
     std::shared_ptr<ShardWriter> shards_;

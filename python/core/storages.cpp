@@ -63,7 +63,8 @@ LazyTensor stored_whole(const LazyTensor& tensor) { return {tensor.name(), tenso
 /// torch keeps, have to be row-major, too.
 bool is_whole(const LazyTensor& tensor) {
     const StridedView view = tensor.strided_view();
-    return view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes() && view.strides == row_major(view.shape);
+    return view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes() &&
+           view.strides == row_major(view.shape);
 }
 
 /// Returns true if to_torch() takes the dtype, or refuses it with a hint because torch has none such.
