@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <new>
 
 namespace safemap::python {
@@ -31,6 +32,17 @@ void fill_with(const LazyTensor& tensor, std::span<std::byte> into) {
     without_gil([&] { load_into({&target, 1}, work); });
 }
 
+/// Reads a part of a value in blocks, between which Ctrl-C raises.
+void fill_part(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> into) {
+    do {
+        const std::span<std::byte> block = into.first(std::min<std::size_t>(into.size(), std::size_t{64} << 20));
+        without_gil([&] { tensor.read(offset, block); });
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        into = into.subspan(block.size());
+        offset += block.size();
+    } while (!into.empty());
+}
+
 nb::object new_bytes(std::uint64_t size) {
     const nb::object bytes = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
     if (!bytes.is_valid()) throw nb::python_error();
@@ -50,7 +62,7 @@ nb::object read(const Tensor& tensor, std::uint64_t offset, std::optional<std::u
     const nb::object bytes = new_bytes(size.value_or(all - offset));
     const std::span<std::byte> into = span_of(bytes);
     if (into.size() == all) fill_with(tensor.lazy, into);
-    else interruptible([&](const std::stop_token&) { tensor.lazy.read(offset, into); });
+    else fill_part(tensor.lazy, offset, into);
     return bytes;
 }
 

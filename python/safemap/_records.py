@@ -1,4 +1,4 @@
-"""What safemap reports, as tuples with names."""
+"""The reports of safemap, as tuples with names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Close = namedtuple("Close", "name max_abs")
 
 
 class DiffReport(_report("DiffReport", "only_in_a only_in_b different close notes tensors bytes", "tensors")):
-    """What two checkpoints do not have in common."""
+    """The differences of two checkpoints."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class VerifyReport(
         "tensors bytes checked_bytes verdict",
     )
 ):
-    """The faults of a checkpoint, as exceptions; true if there are none."""
+    """The faults of a checkpoint, as exceptions; true if there is no fault."""
 
     __slots__ = ()
 

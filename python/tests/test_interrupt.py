@@ -35,6 +35,7 @@ out = os.path.join(folder, "out")
 os.makedirs(out, exist_ok=True)
 checkpoint = safemap.open(big)
 whole, part = checkpoint["whole"], checkpoint["whole"][: 2 << 30]
+shards = [os.path.join(many, "s", name) for name in os.listdir(many + "/s")]
 array = numpy.memmap(big, "u1", "c", 4096, (5 << 30,))
 
 def writer():
@@ -47,7 +48,7 @@ def many_times(function):
 
 operations = {
     "open one file": lambda: many_times(lambda: safemap.open(many + "/names.safetensors")),
-    "open shards": lambda: many_times(lambda: safemap.open([os.path.join(many, "s", f) for f in os.listdir(many + "/s")])),
+    "open shards": lambda: many_times(lambda: safemap.open(shards)),
     "open a file object": lambda: many_times(lambda: safemap.open(open(many + "/names.safetensors", "rb"))),
     "verify": lambda: safemap.verify(big),
     "examine": lambda: many_times(lambda: safemap.examine(many)),
@@ -120,9 +121,9 @@ def run_child(folder, operation, delay):
     return last + rest, took, error
 
 
-OPERATIONS = """open one file|open shards|open a file object|verify|examine|scan|diff|diff numbers|digests|digests sha256
-digest|load|cast|bytes|read|prefetch|prefetch a tensor|save|save one file|save an array|save to a file object|writer|repair
-acquire""".replace("\n", "|").split("|")
+OPERATIONS = """open one file|open shards|open a file object|verify|examine|scan|diff|diff numbers|digests
+digests sha256|digest|load|cast|bytes|read|prefetch|prefetch a tensor|save|save one file|save an array
+save to a file object|writer|repair|acquire""".replace("\n", "|").split("|")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS if WHOLE else random.sample(OPERATIONS, 8))
@@ -242,7 +243,8 @@ def test_spawned_processes_get_handles_by_pickle(tmp_path):
 
 def test_a_process_may_end_with_everything_alive(tmp_path):
     safemap.save(tmp_path / "m", {"t": np.arange(1000)})
-    for last in ("", "raise SystemExit", "os._exit(0)", "threading.Thread(target=lambda: safemap.digests(path)).start()"):
+    thread = "threading.Thread(target=lambda: safemap.digests(path)).start()"
+    for last in ("", "raise SystemExit", "os._exit(0)", thread):
         script = f"""
 import os, threading, numpy, safemap
 path = {str(tmp_path / "m")!r}
