@@ -13,21 +13,29 @@ _plain_tensors = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.para
 
 
 def is_flat(value) -> bool:
-    """Returns true for a dict of names and tensors that need no more than their elements, and for other mappings."""
+    """Returns true for a dict of names and tensors that need no more than their elements, and for other mappings.
+
+    Raises TypeError for a value that holds nothing."""
     if type(value) not in (dict, OrderedDict):
+        if value is None or isinstance(value, (*_plain, type)):
+            raise TypeError(f"expected a dict of tensors or nested objects, not {type(value).__name__}")
         return hasattr(value, "keys") and type(value) not in (Counter, defaultdict)
-    return bool(value) and all(type(key) is str and key and _is_plain(one) for key, one in value.items())
+    scalars = not any(hasattr(one, "is_nested") for one in value.values())
+    return all(type(key) is str and key and _is_plain(one, scalars) for key, one in value.items())
 
 
-def _is_plain(value) -> bool:
+def _is_plain(value, scalars: bool) -> bool:
+    """Returns true for a tensor that needs no more than its elements. Among tensors of torch, scalars of NumPy are
+    plain values."""
     if type(value) is LazyTensor:
         return True
-    if not hasattr(value, "__dlpack__"):
-        return False
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _is_number(value.dtype) and (scalars or isinstance(value, numpy.ndarray))
     if hasattr(value, "is_nested"):  # of torch
         strided = str(value.layout) == "torch.strided" and not value.is_nested
         return strided and not (value.is_quantized or value.is_meta or value.requires_grad or vars(value))
-    return "numpy" not in sys.modules or not isinstance(value, sys.modules["numpy"].ndarray) or _is_number(value.dtype)
+    return hasattr(value, "__dlpack__") and not isinstance(value, type)
 
 
 def _is_number(dtype) -> bool:
@@ -101,6 +109,8 @@ def _of_torch(torch, value, kind):
 
 def _tensor(torch, value, kind):
     parameter = isinstance(value, torch.nn.Parameter)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and value.layout != torch.jagged:
+        return "tensor", parameter, False, False, None  # which has no memory of its own, and is refused for that
     attributes = vars(value) if value.layout != torch.jagged else {}
     made = _by_parts(torch, value, kind)
     if made is None:

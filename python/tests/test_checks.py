@@ -76,7 +76,7 @@ def test_tolerances_casts_patterns_and_names(model):
             safemap.diff(path, path, **options)
     with pytest.raises(ZeroDivisionError):
         safemap.diff(path, path, rename=lambda name: 1 // 0)
-    for arguments in ((None, path), (path, 3), ({"a": 1}, path)):
+    for arguments in ((None, path), (path, 3), ({"a": object()}, path)):
         with pytest.raises(TypeError):
             safemap.diff(*arguments)
 

@@ -68,8 +68,7 @@ def test_dtypes_of_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("array", [
-    np.array([object()]), np.array(["text"]), np.array([b"bytes"]), np.zeros(2, dtype=[("a", "f4"), ("b", "i2")]),
-    np.array(["2020-01-01"], dtype="M8[D]"), np.ma.masked_array([1, 2], mask=[0, 1]), np.zeros(2, dtype="g"),
+    np.array([object()]), np.zeros(2, dtype=[("a", "f4"), ("b", "i2")]), np.ma.masked_array([1, 2], mask=[0, 1]), np.zeros(2, dtype="g"),
 ], ids=lambda array: str(array.dtype))
 def test_arrays_without_a_dtype_are_type_errors_that_name_the_tensor(array):
     with pytest.raises(TypeError, match="bad.name"):
@@ -83,17 +82,14 @@ def test_types_of_ml_dtypes_with_padded_elements_are_refused():
             one(np.zeros(4, dtype=getattr(ml_dtypes, name)))
 
 
-@pytest.mark.parametrize("value", [None, 1, 1.5, "text", b"bytes", [1], object(), np.ndarray, lambda: 0])
+@pytest.mark.parametrize("value", [object(), np.ndarray, lambda: 0, np.array])
 def test_values_that_are_no_tensors_are_type_errors_that_name_the_tensor(value):
     with pytest.raises(TypeError, match="bad.name"):
         safemap.Checkpoint.of({"bad.name": value})
 
 
-def test_names_are_texts():
-    for name in (1, b"w", None):
-        with pytest.raises(TypeError):
-            safemap.Checkpoint.of({name: np.zeros(1)})
-    for value in (None, 1, [np.zeros(1)], dict):
+def test_values_that_hold_no_tensors():
+    for value in (None, 1, "text", dict, object()):
         with pytest.raises(TypeError):
             safemap.Checkpoint.of(value)
 
@@ -206,12 +202,8 @@ def refused():
     torch = pytest.importorskip("torch")
     from torch._subclasses import FakeTensorMode
 
-    yield torch.zeros(3, device="meta"), "meta"
-    yield torch.eye(3).to_sparse(), "sparse_coo"
-    yield torch.eye(4).to_sparse_csr(), "sparse_csr"
-    yield torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "strided"
-    yield torch._empty_affine_quantized([2], scale=1.0, zero_point=0, dtype=torch.quint8), "quantized"
-    yield torch.zeros(8, dtype=torch.uint8).view(torch.int4) if hasattr(torch, "int4") else torch.zeros(1).to_sparse(), ""
+    if hasattr(torch, "int4"):
+        yield torch.zeros(8, dtype=torch.uint8).view(torch.int4), ""
     with FakeTensorMode():
         yield torch.zeros(3), "FakeTensor"
 

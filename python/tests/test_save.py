@@ -125,7 +125,7 @@ def test_wrong_values_of_options(tmp_path, options):
 
 
 def test_what_is_no_checkpoint_and_no_output(tmp_path):
-    for what in (None, 3, object(), {"a": 1}, {"a": [1]}, {"a": {"b": 1}}, {1: np.zeros(1)}, [1], lambda: 1):
+    for what in (None, 3, object(), {"a": object()}, {"a": [dict]}, {"a": {"b": int}}, [1], lambda: 1):
         with pytest.raises(TypeError):
             safemap.save(tmp_path / "m", what)
     for out in (None, 3, b"m", object(), {"a": 1}):
