@@ -29,7 +29,7 @@ private:
         /// True if it is one value, and not what several tensors are views of: a cast, or a part of several pieces.
         bool value = false;
         bool aligned = false;                  ///< torch reads its elements at multiples of 16 bytes only
-        std::optional<TensorView> bytes = {};  ///< as U8; not set if there are none
+        std::optional<TensorView> bytes = {};  ///< as U8; not set for a storage without bytes
         nb::object first = {};                 ///< a tensor of torch over all of it
     };
     /// An object, or a source and an offset in it.

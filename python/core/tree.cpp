@@ -445,9 +445,13 @@ nb::object lazy_tree(const Handle& handle) {
 }
 
 void bind_tree(nb::module_& module) {
-    module.def("_load_tree", load_tree, nb::arg("checkpoint"), nb::arg("progress") = nb::none());
-    module.def("_tensors", torch_tensors, nb::arg("tensors"), nb::arg("progress") = nb::none());
-    module.def("_state_dict", state_dict, nb::arg("checkpoint"), nb::arg("progress") = nb::none());
+    module.def("_load_tree", load_tree, nb::arg("checkpoint"), nb::arg("progress") = nb::none(),
+               nb::sig("def _load_tree(checkpoint: Checkpoint, progress: typing.Any = None) -> typing.Any"));
+    module.def("_tensors", torch_tensors, nb::arg("tensors"), nb::arg("progress") = nb::none(),
+               nb::sig("def _tensors(tensors: list[LazyTensor], progress: typing.Any = None) -> list[typing.Any]"));
+    module.def(
+        "_state_dict", state_dict, nb::arg("checkpoint"), nb::arg("progress") = nb::none(),
+        nb::sig("def _state_dict(checkpoint: Checkpoint, progress: typing.Any = None) -> dict[str, typing.Any]"));
 }
 
 }  // namespace safemap::python

@@ -1,4 +1,4 @@
-"""What nested objects are that shall be saved: for the builder of their tree, which knows Python's plain values."""
+"""Tells the builder of a tree what objects are that shall be saved; it knows Python's plain values itself."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def _by_parts(torch, value, kind):
         # torch keeps notes for its compiler on them.
         parts = {key: one if one is None else _bare(torch, one, False) for key, one in parts.items()}
         name = f"{kind.__module__}.{kind.__qualname__}"
-        return name, "a nested tensor (jagged); its parts are kept", "object", {**parts, "_ragged_idx": value._ragged_idx}
+        parts["_ragged_idx"] = value._ragged_idx
+        return name, "a nested tensor (jagged); its parts are kept", "object", parts
     if value.is_nested:
         names = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
         parts = dict(zip(("sizes", "strides", "offsets"), (getattr(value, name)() for name in names)))

@@ -31,14 +31,17 @@ def _of_torch(name: str):
 
 
 def constant(kind: str, text: str):
-    """Returns a constant of torch or NumPy; what is none becomes opaque."""
+    """Returns a constant of torch or NumPy, or an opaque object."""
     if kind == "device":
         try:
             return torch.device(text)
         except RuntimeError:
             return Opaque("torch.device", f"torch has no device {text!r}")
     if kind == "numpy_dtype":
-        return _numpy().dtype(text)
+        try:
+            return _numpy().dtype(text)
+        except (TypeError, ValueError):
+            return Opaque("numpy.dtype", f"NumPy has no dtype {text!r}")
     found = _other.get(text) if kind == "other" else None
     found = _of_torch(text) if found is None else found
     return _unknown(text) if found is None else found
@@ -61,15 +64,23 @@ def _numpy():
 def scalar(dtype: str, value):
     """Returns a scalar of NumPy. If no value of Python is equal, `value` is its bytes."""
     numpy = _numpy()
-    kind = numpy.dtype(dtype)
-    if kind.kind in "mM":
-        return numpy.array(value, numpy.int64).view(kind)[()]
-    if isinstance(value, bytes) and kind.kind not in "S":
-        return numpy.frombuffer(value, kind, 1)[0]
-    return kind.type(value)
+    try:
+        kind = numpy.dtype(dtype)
+        if kind.kind in "mM":
+            return numpy.array(value, numpy.int64).view(kind)[()]
+        if isinstance(value, bytes) and kind.kind != "S":
+            return numpy.frombuffer(value, kind, 1)[0]
+        return kind.type(value)
+    except (TypeError, ValueError, OverflowError):
+        return Opaque("numpy.generic", f"NumPy makes no {dtype} of the value", {"value": value})
 
 
-size = torch.Size
+def size(numbers: tuple):
+    """Returns a torch.Size; of other values than integers, the tuple."""
+    try:
+        return torch.Size(numbers)
+    except (TypeError, OverflowError):
+        return numbers
 
 
 def parameter(data, requires_grad: bool):
@@ -116,9 +127,9 @@ def _require_axis(axis, size, scales, zero_points):
 
 def _sparse(parts: dict):
     if "indices" in parts:
-        return torch.sparse_coo_tensor(
-            parts["indices"], parts["values"], parts["size"], check_invariants=True, is_coalesced=parts.get("is_coalesced")
-        )
+        coalesced = parts.get("is_coalesced")
+        three = (parts[name] for name in ("indices", "values", "size"))
+        return torch.sparse_coo_tensor(*three, check_invariants=True, is_coalesced=coalesced)
     names = ("compressed_indices", "plain_indices", "values", "size")
     layout = parts["layout"]
     return torch.sparse_compressed_tensor(*(parts[name] for name in names), layout=layout, check_invariants=True)
@@ -126,25 +137,31 @@ def _sparse(parts: dict):
 
 def _nested(parts: dict):
     buffer, sizes, strides, offsets = (parts[name] for name in ("buffer", "sizes", "strides", "offsets"))
-    last = offsets + ((sizes - 1) * strides).sum(dim=1) if sizes.numel() else offsets
-    within = ((sizes >= 0) & (strides >= 0)).all() and (offsets >= 0).all() and (last < buffer.numel()).all()
-    if sizes.shape != strides.shape or offsets.shape != sizes.shape[:1] or not (within or (sizes == 0).any()):
-        raise ValueError("a tensor reaches outside the buffer")
+    shapes_fit = sizes.dim() == 2 and sizes.shape == strides.shape and offsets.shape == sizes.shape[:1]
+    if not (shapes_fit and buffer.dim() == 1 and buffer.is_contiguous()):
+        raise ValueError("sizes, strides and offsets do not fit each other")
+    # torch does not check this, and would read other memory.
+    for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist()):
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+        if min(*size, *stride, offset) < 0 or (0 not in size and last >= buffer.numel()):
+            raise ValueError("a tensor reaches outside the buffer")
     return torch._nested_view_from_buffer(buffer, sizes, strides, offsets)
 
 
 def _jagged(parts: dict):
     values, offsets, lengths = parts["values"], parts["offsets"], parts.get("lengths")
     ragged = parts.get("_ragged_idx", 1)
-    ends = offsets[1:] if lengths is None else offsets[: len(lengths)] + lengths
-    if not (0 <= int(offsets.min()) and int(ends.max()) <= values.shape[ragged - 1]):
+    begins = offsets.tolist()
+    ends = begins[1:] if lengths is None else [begin + n for begin, n in zip(begins, lengths.tolist())]
+    rows = zip(begins, ends)
+    if offsets.dim() != 1 or not all(0 <= begin <= end <= values.shape[ragged - 1] for begin, end in rows):
         raise ValueError("a row reaches outside the values")
-    if not (offsets[1:] >= offsets[:-1]).all():
-        raise ValueError("offsets descend")
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged)
 
 
 def _meta(parts: dict):
+    if not isinstance(parts["dtype"], torch.dtype):
+        raise TypeError("no dtype")
     stride = parts.get("stride")
     stride = torch.empty(parts["size"], device="meta").stride() if stride is None else stride
     return torch.empty_strided(parts["size"], stride, dtype=parts["dtype"], device="meta")

@@ -174,7 +174,7 @@ class _Fit:
         return found if isinstance(found, dict) else None
 
     def extra_state(self, state) -> dict:
-        """Returns the objects that are no tensors, which modules have set."""
+        """Returns what modules of the model keep beside their tensors."""
         names = [name for name in self.wanted if name not in state and name.endswith("_extra_state")]
         if not names:
             return {}

@@ -3,8 +3,8 @@
     vllm serve model/ --load-format safemap
     vllm serve model/ --load-format safemap --model-loader-extra-config '{"weights": "run/global_step500/"}'
 
-vLLM finds register() by the entry point `vllm.general_plugins`. The extra configuration holds options of safemap.open(),
-and `weights`, the path of the weights if that is not the model's.
+vLLM finds register() by the entry point `vllm.general_plugins`. The extra configuration holds options of
+safemap.open(), and `weights`, the path of the weights if that is not the model's.
 """
 
 from __future__ import annotations

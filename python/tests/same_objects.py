@@ -58,11 +58,7 @@ class Comparison:
         elif isinstance(theirs, (set, frozenset)):
             self.require(sorted(map(repr, ours)), sorted(map(repr, theirs)), where)
         elif isinstance(theirs, (numpy.ndarray, numpy.generic)):
-            self.require(
-                (ours.dtype.newbyteorder("="), ours.shape, numpy.ascontiguousarray(ours).astype(ours.dtype.newbyteorder("=")).tobytes()),
-                (theirs.dtype.newbyteorder("="), theirs.shape, numpy.ascontiguousarray(theirs).astype(theirs.dtype.newbyteorder("=")).tobytes()),
-                where,
-            )
+            self.require(native(ours), native(theirs), where)
         elif isinstance(theirs, (int, str, bytes)):
             self.require(ours, theirs, where)
         elif isinstance(theirs, float):
@@ -119,7 +115,8 @@ class Comparison:
         mine, other = ours.untyped_storage(), theirs.untyped_storage()
         self.require(mine.nbytes(), other.nbytes(), f"{where}: the storage")
         if other.nbytes():
-            self.require(self.storages.setdefault(other.data_ptr(), mine.data_ptr()), mine.data_ptr(), f"{where} shares")
+            known = self.storages.setdefault(other.data_ptr(), mine.data_ptr())
+            self.require(known, mine.data_ptr(), f"{where} shares")
             self.require(ours._is_view(), theirs._is_view(), f"{where}._is_view()")
         if theirs.numel():
             self.require(ours.storage_offset(), theirs.storage_offset(), f"{where}.storage_offset()")
@@ -130,6 +127,13 @@ class Comparison:
             return self.require((ours.q_scale(), ours.q_zero_point()), (theirs.q_scale(), theirs.q_zero_point()), where)
         self.require(ours.q_per_channel_axis(), theirs.q_per_channel_axis(), where)
         return self.parts(ours, theirs, ("q_per_channel_scales", "q_per_channel_zero_points"), where)
+
+
+def native(array):
+    """Returns the dtype, the shape and the bytes of an array or scalar, in the byte order of the machine."""
+    array = numpy.asarray(array)
+    array = array.astype(array.dtype.newbyteorder("="))
+    return array.dtype, array.shape, array.tobytes()
 
 
 def raw(tensor):

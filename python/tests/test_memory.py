@@ -68,7 +68,8 @@ def test_dtypes_of_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("array", [
-    np.array([object()]), np.zeros(2, dtype=[("a", "f4"), ("b", "i2")]), np.ma.masked_array([1, 2], mask=[0, 1]), np.zeros(2, dtype="g"),
+    np.array([object()]), np.zeros(2, dtype=[("a", "f4"), ("b", "i2")]),
+    np.ma.masked_array([1, 2], mask=[0, 1]), np.zeros(2, dtype="g"),
 ], ids=lambda array: str(array.dtype))
 def test_arrays_without_a_dtype_are_type_errors_that_name_the_tensor(array):
     with pytest.raises(TypeError, match="bad.name"):

@@ -98,3 +98,69 @@ def test_objects_that_change_meanwhile_are_no_crash():
     made = safemap.Checkpoint.of({"objects": objects, "w": torch.ones(2)})
     objects.clear()
     assert len(made.tree()["objects"]) == 100
+
+
+def parts(form, type="torch.Tensor", **children):
+    """Returns an object of parts, as a file might have it."""
+    made = safemap.Opaque(type, "", children)
+    made._form = form
+    return made
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+ROW = {"buffer": torch.ones(4), "sizes": ints([2, 2]), "strides": ints([2, 1]), "offsets": ints(0)}
+COO = {"layout": torch.sparse_coo, "indices": ints([0, 1]), "values": torch.ones(2), "size": torch.Size([2])}
+CSR = {"layout": torch.sparse_csr, "compressed_indices": ints(0, 1, 2), "plain_indices": ints(0, 1), **COO,
+       "size": torch.Size([2, 2])}
+del CSR["indices"]
+CSR["layout"] = torch.sparse_csr
+META = {"dtype": torch.float32, "size": (2,), "stride": (1,), "device": torch.device("meta")}
+JAGGED = {"values": torch.ones(4, 2), "offsets": ints(0, 1, 4), "lengths": None, "_ragged_idx": 1}
+NJT = "torch.nested._internal.nested_tensor.NestedTensor"
+
+
+@pytest.mark.parametrize("form, type, good, bad", [
+    ("nested", "torch.Tensor", ROW, {"sizes": ints([2, 3])}),
+    ("nested", "torch.Tensor", ROW, {"sizes": ints([2, 2], [0, 9])}),
+    ("nested", "torch.Tensor", ROW, {"sizes": ints([2**62, 4])}),
+    ("nested", "torch.Tensor", ROW, {"strides": ints([-2, 1])}),
+    ("nested", "torch.Tensor", ROW, {"offsets": ints(1)}),
+    ("nested", "torch.Tensor", ROW, {"offsets": ints(-1)}),
+    ("nested", "torch.Tensor", ROW, {"offsets": "text"}),
+    ("nested", "torch.Tensor", ROW, {"sizes": ints([2, 2]).float()}),
+    ("sparse", "torch.Tensor", COO, {"indices": ints([0, 2])}),
+    ("sparse", "torch.Tensor", COO, {"size": torch.Size([1])}),
+    ("sparse", "torch.Tensor", COO, {"values": None}),
+    ("sparse", "torch.Tensor", CSR, {"plain_indices": ints(0, 7)}),
+    ("sparse", "torch.Tensor", CSR, {"layout": torch.sparse_coo}),
+    ("object", "torch.Tensor", META, {"size": (-2,)}),
+    ("object", "torch.Tensor", META, {"dtype": None}),
+    ("object", NJT, JAGGED, {"offsets": ints(0, 1, 5)}),
+    ("object", NJT, JAGGED, {"offsets": ints(0, 3, 1)}),
+    ("object", NJT, JAGGED, {"_ragged_idx": 9}),
+    ("object", "numpy.ndarray", {"dtype": np.dtype("<U1"), "shape": (1,), "fortran": False, "data": b"a\0\0\0"},
+     {"data": b"a"}),
+])
+def test_parts_that_do_not_fit_stay_opaque(form, type, good, bad):
+    def loaded(children):
+        return safemap.load(safemap.Checkpoint.of([parts(form, type, **children)]))[0]
+
+    assert not isinstance(loaded(good), safemap.Opaque)
+    found = loaded({**good, **bad})
+    assert isinstance(found, safemap.Opaque) and set(found.children) == set(good)
+
+
+def test_quantized_parts_that_do_not_fit_stay_opaque():
+    good = torch.quantize_per_channel(torch.randn(4, 3), torch.rand(4) + 0.1, torch.zeros(4), 0, torch.qint8)
+    tree = safemap.Checkpoint.of([good]).tree()
+    for name, bad in (("axis", 2), ("axis", -1), ("scales", torch.ones(3)), ("zero_points", None), ("scheme", 5)):
+        children = tree[0].children
+        held = children[name]
+        children[name] = bad
+        found = safemap.load(safemap.Checkpoint.of(tree))[0]
+        assert isinstance(found, safemap.Opaque) and found.children[""].dtype == torch.int8
+        children[name] = held
+    require_same(safemap.load(safemap.Checkpoint.of(tree)), [good], values=True)
