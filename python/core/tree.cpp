@@ -109,6 +109,14 @@ void check(int result) {
     if (result != 0) throw nb::python_error();
 }
 
+/// Checks that a key or a member was added.
+void check_added(int result) {
+    if (result == 0) return;
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+    PyErr_Clear();
+    raise(Error(Errc::pickle_bad_key, "a key of a dictionary or a member of a set that Python cannot hash"));
+}
+
 nb::object checked(PyObject* made) {
     if (made == nullptr) throw nb::python_error();
     return nb::steal(made);
@@ -340,13 +348,13 @@ private:
     }
     void fill_sequence(const nb::object& self, const Sequence& sequence) {
         const auto add = sequence.kind == Sequence::Kind::list ? PyList_Append : PySet_Add;
-        for (const NodeId item : sequence.items) check(add(self.ptr(), make(item).ptr()));
+        for (const NodeId item : sequence.items) check_added(add(self.ptr(), make(item).ptr()));
     }
     void fill_dict(const nb::object& self, const Dict& dict) {
         const auto add = PyDict_CheckExact(self.ptr()) ? PyDict_SetItem : PyObject_SetItem;
         for (const auto& [key, value] : dict.items) {
             const nb::handle made_key = make(key);
-            check(add(self.ptr(), made_key.ptr(), make(value).ptr()));
+            check_added(add(self.ptr(), made_key.ptr(), make(value).ptr()));
         }
         for (const auto& [name, value] : dict.attributes)
             if (name != "__class__" && name != "default_factory") set_attribute(self, text_of(name), make(value));

@@ -9,6 +9,7 @@ from ._core import LazyTensor
 from ._tree import Constant, Opaque, factories
 
 _plain = (type(None), bool, int, float, complex, str, bytes)
+_classes = ("collections.Counter", "collections.OrderedDict", "torch.Size", "torch.Tensor", "torch.device")
 _plain_tensors = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 
@@ -67,6 +68,9 @@ def described(value):
         return _dictionary(value, kind)
     if value is ...:
         return "constant", "other", "builtins.Ellipsis"
+    if isinstance(value, type):
+        name = f"{value.__module__}.{value.__qualname__}"
+        return ("constant", "other", name) if name in (*_classes, *_plain_tensors) else None
     for package, describe in (("torch", _of_torch), ("numpy", _of_numpy)):
         module = sys.modules.get(package)
         found = describe(module, value, kind) if module is not None else None

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import collections
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("safemap.load() gives tensors of torch: pip install torch, or use open() and tree()") from error
 
 from . import _core
 from ._tree import Opaque, mapping, opaque

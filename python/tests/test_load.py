@@ -187,6 +187,13 @@ def test_any_depth():
         assert depth_of(again.tree()["deep"]) == depth - 1
 
 
+def test_keys_that_python_cannot_hash():
+    key = b"\x80\x02}]\x85K\x01s."  # {([],): 1}
+    with pytest.raises(safemap.SafemapError) as error:
+        safemap.load(archive(key))
+    assert error.value.code == "pickle_bad_key"
+
+
 def deflated(objects):
     with zipfile.ZipFile(io.BytesIO(saved(objects))) as stored:
         records = [(info.filename, stored.read(info)) for info in stored.infolist()]

@@ -36,7 +36,7 @@ def everything():
         "meta": [torch.empty(2, 3, device="meta").t(), torch.nn.Parameter(torch.empty(2, device="meta"))],
         "nested": [torch.nested.nested_tensor(rows), torch.nested.nested_tensor(rows, layout=torch.jagged)],
         "constants": [torch.bfloat16, torch.device("cuda:1"), torch.sparse_csr, torch.channels_last, torch.Size([1, 2]),
-                      torch.per_tensor_affine, ...],
+                      torch.per_tensor_affine, collections.OrderedDict, torch.Size, torch.nn.Parameter, ...],
         "plain": [None, True, 1, -(2**80), 7**6000, 0.5, math.nan, -0.0, 1j, "", "\ud800", b"ab", bytearray(b"x")],
         "sets": [{1, "a"}, frozenset((2, (3, 4)))], "shared": (shared, shared), "cycle": cycle,
         "dicts": [collections.Counter("aab"), numbers, collections.OrderedDict(b=1, a=2)],
