@@ -63,12 +63,12 @@ LazyTensor stored_whole(const LazyTensor& tensor) { return {tensor.name(), tenso
 /// torch keeps, have to be row-major, too.
 bool is_whole(const LazyTensor& tensor) {
     const StridedView view = tensor.strided_view();
-    return view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes() &&
-           view.strides == row_major(view.shape);
+    const bool all = view.offset == 0 && tensor.nbytes() == stored_whole(tensor).nbytes();
+    return all && view.strides == row_major(view.shape);
 }
 
-/// Returns true if to_torch() takes the dtype, or refuses it with a hint because torch has none such.
-bool has_dlpack(Dtype dtype) { return dtype <= Dtype::c128; }
+/// Returns true if to_torch() takes the dtype.
+bool has_dlpack(Dtype dtype) { return dtype <= Dtype::c128 && dtype != Dtype::f6_e2m3 && dtype != Dtype::f6_e3m2; }
 
 nb::object with_lazy_bits(const nb::object& tensor, Decoding decoding) {
     if (!decoding.conj && !decoding.neg) return tensor;
@@ -167,7 +167,10 @@ nb::object Storages::torch(const LazyTensor& tensor) {
         storage.first = to_torch(TensorView::row_major(dtype, bytes_of(*storage.bytes), tensor.shape()));
         return with_lazy_bits(storage.first, tensor.decoding());
     }
-    if (dtype == Dtype::f6_e2m3 || dtype == Dtype::f6_e3m2) return to_torch(value_of(tensor));  // which refuses it
+    if (dtype == Dtype::f6_e2m3 || dtype == Dtype::f6_e3m2)
+        raise(std::move(Error(Errc::no_dlpack, "torch has no dtype for " + std::string(name(dtype)))
+                            .with_tensor(tensor.name())
+                            .with_hint("select() leaves tensors out, and open() gives their bytes")));
     const StridedView view = torch_view(tensor);
     const nb::object made = empty.get()(0, nb::arg("dtype") = torch_dtype(dtype));
     made.attr("set_")(untyped(storage), view.offset, to_python(view.shape), tuple_of(view.strides));

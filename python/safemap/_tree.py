@@ -1,4 +1,4 @@
-"""What a nested state dict holds besides Python's own values and tensors, and the functions that make it for
+"""The parts of a nested state dict that are neither plain values nor tensors, and the functions that make them for
 Checkpoint.tree(), without torch and NumPy."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Opaque:
         return f"<safemap.Opaque {self.type}: {', '.join(self.children) or 'empty'}>"
 
 
-factories = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, complex, dict, float, int, list, set, str, tuple)}
+_kinds = (bool, bytes, complex, dict, float, int, list, set, str, tuple)
+factories = {f"builtins.{kind.__name__}": kind for kind in _kinds}
 
 
 def opaque(type, why, form, arguments):

@@ -59,7 +59,7 @@ REFUSED = {
     "two.pt": "bad_tensor",
 }
 
-# What safemap reads, and torch with weights_only does not.
+# Names of functions and classes that safemap reads, and torch with weights_only does not.
 KNOWN = ("GLOBAL numpy", "GLOBAL torch.storage._load_from_bytes")
 
 
@@ -313,6 +313,15 @@ def test_flat_dicts(tmp_path, views):
         safemap.load(checkpoint)
     with pytest.raises(TypeError, match="no option"):
         safemap.load(tmp_path / "x.pt", weights_only=True)
+
+
+def test_a_dtype_that_torch_lacks_is_named(tmp_path):
+    header = b'{"w":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    for function in (safemap.load, safemap.state_dict):
+        with pytest.raises(BufferError, match="F6_E2M3") as error:
+            function(tmp_path / "x.safetensors")
+        assert error.value.code == "no_dlpack" and error.value.tensor == "w"
 
 
 def test_folders_of_distributed_checkpoints_are_read_as_torch_reads_them(tmp_path, views):

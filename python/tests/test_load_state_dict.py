@@ -1,6 +1,7 @@
 """safemap.load_state_dict(), beside model.load_state_dict(torch.load(...))."""
 
 import collections
+import io
 
 import pytest
 
@@ -155,3 +156,24 @@ def test_modules_that_rename_what_they_load(tmp_path):
     torch.save(state, tmp_path / "old.pt")
     with pytest.raises(safemap.SafemapError, match="0.weight"):
         safemap.load_state_dict(counting(0), tmp_path / "old.pt")
+
+
+class Counted(io.BytesIO):
+    """A file that counts the bytes that are read."""
+
+    bytes_read = 0
+
+    def read(self, size=-1):
+        part = super().read(size)
+        self.bytes_read += len(part)
+        return part
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_only_what_the_module_needs_is_read(assign):
+    linear, file = torch.nn.Linear(3, 2), Counted()
+    torch.save({**linear.state_dict(), "huge": torch.zeros(2**20)}, file)
+    ours = torch.nn.Linear(3, 2)
+    assert safemap.load_state_dict(ours, file, strict=False, assign=assign).unexpected_keys == ["huge"]
+    same_state(ours, linear)
+    assert file.bytes_read < 2**20

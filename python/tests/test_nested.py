@@ -31,7 +31,7 @@ def everything():
         "empty": torch.empty(0, 3), "float4": torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
         "bits": torch.zeros(3, dtype=torch.uint8).view(torch.bits8), "complex": torch.randn(2, dtype=torch.complex128),
         "quantized": torch.quantize_per_tensor(torch.randn(4, 3), 0.1, 3, torch.qint8),
-        "channels": torch.quantize_per_channel(torch.randn(4, 3), torch.rand(4) + 0.1, torch.zeros(4), 0, torch.quint4x2),
+        "channels": torch.quantize_per_channel(weight[:, :3], torch.rand(4) + 0.1, torch.zeros(4), 0, torch.quint4x2),
         "sparse": [torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csc(), torch.eye(4).to_sparse_bsr((2, 2))],
         "meta": [torch.empty(2, 3, device="meta").t(), torch.nn.Parameter(torch.empty(2, device="meta"))],
         "nested": [torch.nested.nested_tensor(rows), torch.nested.nested_tensor(rows, layout=torch.jagged)],
