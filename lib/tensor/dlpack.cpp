@@ -87,10 +87,11 @@ template <class Managed> struct Exported {
 };
 
 template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view, Float4 float4) {
-    auto out = std::make_unique<Exported<Managed>>(
-        Exported<Managed>{.owner = view.owner(),
-                          .described = described(view.dtype(), view.shape(), view.strides(), float4),
-                          .managed = {}});
+    std::unique_ptr<Exported<Managed>> out(new Exported<Managed>{
+        .owner = view.owner(),
+        .described = described(view.dtype(), view.shape(), view.strides(), float4),
+        .managed = {},
+    });
     out->managed.manager_ctx = out.get();
     out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
     // DLPack has no const pointer; a flag marks read-only data.

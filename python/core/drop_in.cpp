@@ -9,6 +9,9 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <new>
+
+#include <sys/mman.h>
 
 namespace safemap::python {
 namespace {
@@ -178,17 +181,58 @@ nb::object in_framework(const Reading& as, const TensorView& view) {
     return as.device.is_valid() ? tensor.attr("to")(as.device) : std::move(tensor);
 }
 
+/// Returns memory for a value. The pages of large memory come at once, which takes less than one by one as they are
+/// written to. Call it without the GIL.
+SharedBytes memory_for(std::uint64_t size) {
+    constexpr std::size_t alignment = 64;
+    constexpr std::uint64_t large = std::uint64_t{1} << 20;
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which old headers and kernels lack
+    std::byte* bytes = nullptr;
+    std::shared_ptr<const void> owner;
+    if (size < large) {
+        bytes = static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{alignment}));
+        owner.reset(bytes, [](std::byte* memory) { ::operator delete (memory, std::align_val_t{alignment}); });
+    } else {
+        void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) throw Error(Errc::out_of_memory, "no memory for " + std::to_string(size) + " bytes");
+        bytes = static_cast<std::byte*>(mapped);
+        owner.reset(bytes, [size](std::byte* memory) { ::munmap(memory, size); });
+        (void)::madvise(mapped, size, populate_write);
+    }
+    return {.bytes = {bytes, size}, .owner = std::move(owner), .writable = true};
+}
+
+/// Returns memory for the values of the tensors, and reads them into it in parallel.
+std::vector<TensorView> copies_of(std::span<const LazyTensor> tensors) {
+    const Work work = {.monitor = monitor_for(nb::none())};
+    return without_gil([&] {
+        std::vector<TensorView> values;
+        std::vector<LoadTarget> targets;
+        for (const LazyTensor& tensor : tensors) {
+            values.push_back(TensorView::row_major(tensor.dtype(), memory_for(tensor.nbytes()), tensor.shape()));
+            targets.push_back({tensor, values.back().mutable_bytes()});
+        }
+        load_into(targets, work);
+        return values;
+    });
+}
+
 TensorView copy_of(const LazyTensor& tensor) {
-    return without_gil([&] { return tensor.load(); });
+    return without_gil([&] {
+        const SharedBytes memory = memory_for(tensor.nbytes());
+        TensorView value = TensorView::row_major(tensor.dtype(), memory, tensor.shape());
+        tensor.read(0, value.mutable_bytes());
+        return value;
+    });
 }
 
 /// Returns the value as safetensors gives it: writable and row-major. Only what is so in the file needs no copy. The
 /// dtype must be one that the framework has.
 nb::object value_in(const Reading& as, const LazyTensor& tensor) {
     return as_safetensors(reading, [&] {
-        if (as.copies) return in_framework(as, copy_of(tensor));
-        const TensorView view = value_of(tensor);
-        return view.writable() && view.contiguous() ? in_framework(as, view) : in_framework(as, copy_of(tensor));
+        const std::optional<TensorView> view = as.copies ? std::nullopt : tensor.try_view();
+        const bool is_right = view && view->writable() && view->contiguous();
+        return is_right ? in_framework(as, *view) : in_framework(as, copy_of(tensor));
     });
 }
 
@@ -202,12 +246,21 @@ nb::object get_tensor(const SafeOpen& self, nb::handle name) {
     return whole(file->as, tensor_called(*file, name));
 }
 
-nb::dict get_tensors(const SafeOpen& self) {
-    const std::shared_ptr<const OpenFile> file = self.get();
-    nb::dict tensors;
-    for (const LazyTensor& tensor : file->checkpoint) tensors[to_python(tensor.name())] = whole(file->as, tensor);
-    return tensors;
+/// Returns all tensors of a file by name.
+nb::dict all_of(const OpenFile& file) {
+    const Checkpoint& tensors = file.checkpoint;
+    for (const LazyTensor& tensor : tensors) require_framework_dtype(file.as.torch, tensor);
+    nb::dict by_name;
+    as_safetensors(reading, [&] {
+        const std::vector<TensorView> copies = file.as.copies ? copies_of(tensors) : std::vector<TensorView>();
+        for (std::size_t i = 0; i < tensors.size(); ++i)
+            by_name[to_python(tensors.tensor(i).name())] =
+                file.as.copies ? in_framework(file.as, copies[i]) : value_in(file.as, tensors.tensor(i));
+    });
+    return by_name;
 }
+
+nb::dict get_tensors(const SafeOpen& self) { return all_of(*self.get()); }
 
 SafeSlice get_slice(const SafeOpen& self, nb::handle name) {
     std::shared_ptr<const OpenFile> file = self.get();
@@ -390,8 +443,8 @@ nb::object torch_view(const LazyTensor& tensor, nb::handle key) {
     const std::vector<nb::object> keys = keys_from(key);
     if (element_size(tensor.dtype()) == 0 || !std::all_of(keys.begin(), keys.end(), is_plain_index)) return {};
     try {
-        const TensorView view = value_of(tensor.slice(slices_from(key)));
-        return view.writable() ? to_torch(view) : nb::object();
+        const std::optional<TensorView> view = tensor.slice(slices_from(key)).try_view();
+        return view && view->writable() ? to_torch(*view) : nb::object();
     } catch (const Error&) {
         return {};
     }
@@ -574,11 +627,7 @@ nb::list deserialize(nb::handle data) {
 }
 
 nb::dict load_bytes(nb::handle data, bool torch) {
-    const Checkpoint checkpoint = open_bytes(data);
-    const Reading as = {.torch = torch, .copies = true};
-    nb::dict tensors;
-    for (const LazyTensor& tensor : checkpoint) tensors[to_python(tensor.name())] = whole(as, tensor);
-    return tensors;
+    return all_of({open_bytes(data), {.torch = torch, .copies = true}});
 }
 
 template <class T> nb::class_<T> bind_open(nb::module_& module, const char* name, const char* text) {
