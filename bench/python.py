@@ -28,7 +28,8 @@ import torch
 import safemap
 from safemap import safetensors as ours
 
-MANY, LARGE, ROWS, PT, SAVED, ONE = "many.safetensors", "large.safetensors", "rows.safetensors", "many.pt", "saved", "one.safetensors"
+MANY, LARGE, ROWS, ONE = "many.safetensors", "large.safetensors", "rows.safetensors", "one.safetensors"
+PT, SAVED = "many.pt", "saved"
 MiB = 1 << 20
 
 
@@ -101,7 +102,8 @@ def slices(folder):
 
 
 def rows(folder):
-    parts = [package.safe_open(folder / ROWS, "pt", backend="pread").get_slice("weight") for package in (safetensors, ours)]
+    files = [package.safe_open(folder / ROWS, "pt", backend="pread") for package in (safetensors, ours)]
+    parts = [file.get_slice("weight") for file in files]
     return lambda: parts[0][64:80], lambda: parts[1][64:80], 1
 
 
@@ -242,7 +244,8 @@ def main():
                 call = [sys.executable, "-c", MEASURE.replace("WORK", code), folder]
                 more = float(subprocess.check_output(call, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}))
                 print(f"| {work} | {more:.1f} | < 64 |", flush=True)
-    print(f"\n`import safemap` takes {import_ms('safemap'):.1f} ms, `import safetensors` {import_ms('safetensors'):.1f} ms.")
+    times = [f"`import {module}` takes {import_ms(module):.1f} ms" for module in ("safemap", "safetensors")]
+    print(f"\n{', '.join(times)}.")
 
 
 if __name__ == "__main__":

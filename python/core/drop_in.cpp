@@ -1,5 +1,5 @@
-// What the package safetensors has in Rust: safe_open and its slices, serialize() and deserialize(). The rest of the
-// drop-in is python/safemap/safetensors/.
+// The part that the package safetensors has in Rust: safe_open, its slices, serialize() and deserialize(). The rest of
+// the drop-in is python/safemap/safetensors/.
 #include "core.hpp"
 
 #include <safemap/advanced/file.hpp>
@@ -83,7 +83,7 @@ struct Reading {
     nb::object device = {};  ///< null: the memory of the host
 };
 
-/// What a safe_open and the slices of it share.
+/// An open file, which a safe_open and the slices of it share.
 struct OpenFile {
     Checkpoint checkpoint;
     Reading as;
@@ -102,7 +102,7 @@ struct SafeOpen {
 
 struct SafeOpenHandle : SafeOpen {};
 
-/// What get_slice() returns: a tensor of the open file.
+/// The result of get_slice(): a tensor of the open file.
 struct SafeSlice {
     std::shared_ptr<const OpenFile> file;
     const LazyTensor* tensor;
@@ -295,7 +295,7 @@ nb::list list_of(const Shape& shape) {
     return sizes;
 }
 
-/// What an index selects of one dimension, as safetensors takes it: no negative bounds and steps.
+/// The selection of an index in one dimension, as safetensors takes it: no negative bounds and steps.
 struct DimensionIndex {
     std::optional<std::uint64_t> start = std::nullopt;
     std::optional<std::uint64_t> stop = std::nullopt;

@@ -8,7 +8,7 @@ _missing = object()
 
 
 class _Patch:
-    """What patch_safetensors() has changed. Calling it, or leaving its `with`, undoes that."""
+    """The changes of patch_safetensors(). Calling it, or leaving its `with`, undoes them."""
 
     def __init__(self):
         self._before = []
@@ -36,8 +36,8 @@ def patch_safetensors() -> _Patch:
     """Makes `import safetensors`, `safetensors.torch` and `safetensors.numpy` give safemap's, for the whole process.
 
     Call it before importing what uses safetensors: a function that another module has already imported by name stays
-    the old one. The attributes of modules of safetensors that are already imported are replaced. The package safetensors
-    need not be installed.
+    the old one. The attributes of modules of safetensors that are already imported are replaced. The package
+    safetensors need not be installed.
 
     Returns a function that undoes it exactly, which is a context manager, too:
 

@@ -1,8 +1,8 @@
 """safemap.safetensors against safetensors 0.8: the same calls to both give the same results, exceptions and files.
 
 Different on purpose, each with a test below:
-- messages of SafetensorError begin as the reference's, and go on with the file, the tensor and what was expected; those of
-  TypeError and OverflowError are Python's own;
+- messages of SafetensorError begin as the reference's, and go on with the file, the tensor and what was expected;
+  those of TypeError and OverflowError are Python's own;
 - frameworks other than pt and np are refused by safe_open(), which names them;
 - BF16 and F8 in NumPy are arrays of ml_dtypes; load() takes F8_E8M0 and F4; F4 is read with "pread", too;
 - a range that ends before it begins is empty: the reference raises SystemError or panics;
@@ -71,7 +71,7 @@ def random_file(rng, most=6) -> bytes:
 
 
 def strides(given, shape):
-    """Those that elements are found by."""
+    """The strides that elements are found by."""
     return [stride for stride, size in zip(given, shape) if size > 1] if 0 not in shape else None
 
 
@@ -80,7 +80,8 @@ def bits(value):
     if isinstance(value, torch.Tensor):
         plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
         raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        return "torch", str(value.dtype), tuple(value.shape), strides(value.stride(), value.shape), str(value.device), raw
+        shape, where = tuple(value.shape), str(value.device)
+        return "torch", str(value.dtype), shape, strides(value.stride(), shape), where, raw
     if isinstance(value, np.ndarray):
         shape, writable = value.shape, value.flags.writeable
         return "numpy", str(value.dtype), shape, strides(value.strides, shape), writable, value.tobytes()
@@ -318,8 +319,8 @@ def test_bad_calls(small, number):
     gc.collect()
 
 
-@pytest.mark.parametrize("device", ["cpu", None, "foo", "meta", "cpu:0", "CPU", "cuda:x", "cuda:", "cuda:-1", "cuda:0:1",
-                                    "mps:1", -1, 1.5, torch.device("cpu"), b"cpu"])
+@pytest.mark.parametrize("device", ["cpu", None, "foo", "meta", "cpu:0", "CPU", "cuda:x", "cuda:", "cuda:-1",
+                                    "cuda:0:1", "mps:1", -1, 1.5, torch.device("cpu"), b"cpu"])
 def test_devices(small, device):
     check_both(device, lambda package: package.safe_open(small, "pt", device).get_tensor("a"))
     check_both(device, lambda package: package.torch.load_file(small, device))
@@ -443,7 +444,8 @@ def test_dtypes_of_ml_dtypes(tmp_path, rng):
     for dtype in sorted(ONLY_ML_DTYPES):
         path = tmp_path / "x.safetensors"
         size = 6 * BITS[dtype] // 8
-        path.write_bytes(file_of({"x": {"dtype": dtype, "shape": [2, 3], "data_offsets": [0, size]}}, rng.randbytes(size)))
+        header = {"x": {"dtype": dtype, "shape": [2, 3], "data_offsets": [0, size]}}
+        path.write_bytes(file_of(header, rng.randbytes(size)))
         arrays = [our.numpy.load_file(path)["x"], our.numpy.load_file(path, backend="pread")["x"],
                   our.numpy.load(path.read_bytes())["x"], our.safe_open(path, "np").get_slice("x")[:]]
         tensor = our.torch.load_file(path)["x"]
@@ -458,7 +460,8 @@ def test_float4(tmp_path):
     pairs = torch.arange(6, dtype=torch.uint8).reshape(2, 3).view(torch.float4_e2m1fn_x2)
     assert our.torch.save({"x": pairs}) == ref.torch.save({"x": pairs})
     our.torch.save_file({"x": pairs}, path)
-    for tensors in (our.torch.load_file(path), our.torch.load_file(path, backend="pread"), our.torch.load(path.read_bytes())):
+    read = our.torch.load_file(path), our.torch.load_file(path, backend="pread"), our.torch.load(path.read_bytes())
+    for tensors in read:
         assert bits(tensors["x"]) == bits(pairs)
     for backend in ("mmap", "pread"):
         check_both(backend, lambda package: package.safe_open(path, "pt", backend=backend).get_slice("x")[:1])
@@ -523,8 +526,8 @@ NUMPY_DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1"
 def random_tensor(rng, dtype):
     least = 1 if dtype == torch.float4_e2m1fn_x2 else 0  # a pair has a dimension
     shape = [rng.randrange(4) for _ in range(rng.randrange(least, 4))]
-    count = int(np.prod(shape))
-    raw = torch.frombuffer(bytearray(rng.randbytes(count * dtype.itemsize + 1)), dtype=torch.uint8)[: count * dtype.itemsize]
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = torch.frombuffer(bytearray(rng.randbytes(size + 1)), dtype=torch.uint8)[:size]
     if dtype == torch.bool:
         raw = raw & 1
     return raw.clone().view(dtype).reshape(shape)
@@ -602,7 +605,8 @@ def test_refused_saves_of_torch(tmp_path, number):
 
 
 ACCEPTED = [
-    {"a": BASE[0], "b": BASE[1:]}, {"a": BASE[2], "b": BASE[0], "c": BASE[1]}, {"a": torch.zeros(0), "b": torch.zeros(0, 3)},
+    {"a": BASE[0], "b": BASE[1:]}, {"a": BASE[2], "b": BASE[0], "c": BASE[1]},
+    {"a": torch.zeros(0), "b": torch.zeros(0, 3)},
     {"a": BASE.requires_grad_(False), "b": torch.nn.Parameter(torch.ones(2))}, {"a": BASE[1:2].T.contiguous()}, {},
     {"a": torch.zeros(1, 1).T, "b": torch.zeros(0, 3).T},
 ]  # fmt: skip
@@ -754,7 +758,8 @@ def test_models(tmp_path):
     for model in (Tied(), Tied(extra=True), torch.nn.Linear(3, 3), Tied(slices=True)):
         for strict in (True, False):
             check_both("load", lambda package: package.torch.load_model(model, path, strict))
-            check_both("pread", lambda package: package.torch.load_model(model, str(path), strict, "cpu", backend="pread"))
+            text = str(path)
+            check_both("pread", lambda package: package.torch.load_model(model, text, strict, "cpu", backend="pread"))
     loaded = Tied()
     assert our.torch.load_model(loaded, path) == (set(), [])
     assert bits(dict(loaded.state_dict())) == bits(dict(saved.state_dict()))
@@ -766,8 +771,8 @@ def test_names_to_remove(rng):
         tensors = {}
         for name in rng.sample("abcdefgh", rng.randrange(1, 6)):
             begin = rng.randrange(10)
-            part = rng.choice([storage, storage[begin : begin + rng.randrange(1, 6)], storage.view(3, 4), torch.ones(2)])
-            tensors[name] = part
+            part = storage[begin : begin + rng.randrange(1, 6)]
+            tensors[name] = rng.choice([storage, part, storage.view(3, 4), torch.ones(2)])
         names = rng.sample("abcdefgh", 3)
         for keywords in ({}, {"preferred_names": names}, {"discard_names": names}):
             check_both(tensors, lambda p: dict(p.torch._remove_duplicate_names(tensors, **keywords)))
@@ -785,7 +790,8 @@ def test_public_names():
         assert public - set(dir(ours)) - {"os", "sys", "np", "torch", "defaultdict"} == set(), ours
     assert our.__version__ == ref.__version__
     for name in ("F32", "BOOL", "U16"):
-        assert our.torch._getdtype(name) == ref.torch._getdtype(name) and our.numpy._getdtype(name) == ref.numpy._getdtype(name)
+        for kind in ("torch", "numpy"):
+            assert getattr(our, kind)._getdtype(name) == getattr(ref, kind)._getdtype(name)
     assert our.torch._SIZE == {dtype: size for dtype, size in ref.torch._SIZE.items() if dtype is not None}
 
 

@@ -3,7 +3,7 @@
     from safemap import safetensors                 # in the place of: import safetensors
     from safemap.safetensors.torch import load_file
 
-`safemap.patch_safetensors()` makes code that imports safetensors get this package. docs/python.md lists the differences.
+`safemap.patch_safetensors()` makes code that imports safetensors get this package. docs/python.md has the differences.
 """
 
 from __future__ import annotations

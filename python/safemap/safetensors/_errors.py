@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# What the reference says of a fault. Its messages begin with this, and go on with what safemap found.
+# The words of the reference for a fault. Messages begin with them, and go on with what safemap found.
 _phrases = {
     "header_too_short": "header too small",
     "header_too_large": "header too large",
@@ -16,8 +16,8 @@ _phrases = {
     "offsets_overlap": "invalid offset for tensor `{tensor}`",
     "offsets_leave_gap": "invalid offset for tensor `{tensor}`",
     "size_mismatch": "invalid shape, data type, or offset for tensor",
-    "partial_byte": "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, this is"
-    " invalid.",
+    "partial_byte": "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, "
+    "this is invalid.",
     "shape_overflow": "overflow computing buffer size from shape and/or element type",
     "trailing_bytes": "incomplete metadata, file not fully covered",
     "file_truncated": "incomplete metadata, file not fully covered",

@@ -23,7 +23,7 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
         metadata: pairs of text for the header.
 
     Raises:
-        ValueError: for a tensor that is sparse or not contiguous, and for anything that is no tensor.
+        ValueError: for a tensor that is sparse or not contiguous, and for any other object.
         RuntimeError: if tensors share memory.
         SafetensorError: for a dtype that the format does not have.
     """
@@ -239,7 +239,8 @@ def _require_savable(tensors: dict[str, Tensor]) -> None:
     if shared:
         raise RuntimeError(
             f"""
-            Some tensors share memory, this will lead to duplicate memory on disk and potential differences when loading them again: {shared}.
+            Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
+loading them again: {shared}.
             A potential way to correctly save your model is to use `save_model`.
             More information at https://huggingface.co/docs/safetensors/torch_shared_tensors
             """
