@@ -76,7 +76,8 @@ Handle below(const Handle& self, const nb::object& path) {
 
 Handle renamed(const Handle& self, const nb::object& function) {
     if (function.is_none()) wrong_type("a function from name to name", function);
-    Checkpoint checkpoint = self.get().renamed(renaming_from(function));
+    const Checkpoint before = self.get();
+    Checkpoint checkpoint = before.renamed(renaming_from(function));
     return derived(self, std::move(checkpoint), "renamed", function);
 }
 
@@ -87,7 +88,8 @@ Handle stored_as(const Handle& self, nb::handle names) {
 }
 
 nb::object extras(const Handle& self) {
-    const Extras found = without_gil([&] { return self.get().extras(); });
+    const Checkpoint checkpoint = self.get();
+    const Extras found = without_gil([&] { return checkpoint.extras(); });
     nb::dict files;
     for (const ExtraFile& one : found.files) files[to_python(one.name)] = to_python(one.source->name());
     return record("Extras", files, to_python(found.notes));
@@ -95,7 +97,8 @@ nb::object extras(const Handle& self) {
 
 nb::object optimizer(const Handle& self) {
     std::optional<Checkpoint> found;
-    interruptible([&](const std::stop_token&) { found = self.get().optimizer(); });
+    const Checkpoint checkpoint = self.get();
+    interruptible([&](const std::stop_token&) { found = checkpoint.optimizer(); });
     if (!found) return nb::none();
     return nb::cast(derived(self, std::move(*found), "optimizer", nb::none()));
 }
@@ -116,22 +119,25 @@ nb::object get(const Handle& self, nb::handle name, const nb::object& otherwise)
 }
 
 nb::list keys(const Handle& self) {
+    const Checkpoint checkpoint = self.get();
     nb::list names;
-    for (const NamedTensor& one : all_names(self.get())) names.append(to_python(one.name));
+    for (const NamedTensor& one : all_names(checkpoint)) names.append(to_python(one.name));
     return names;
 }
 
 nb::list values(const Handle& self) {
+    const Checkpoint checkpoint = self.get();
     nb::list tensors;
-    for (const NamedTensor& one : all_names(self.get()))
-        tensors.append(nb::cast(self.tensor(self.get().tensor(one.tensor))));
+    for (const NamedTensor& one : all_names(checkpoint))
+        tensors.append(nb::cast(self.tensor(checkpoint.tensor(one.tensor))));
     return tensors;
 }
 
 nb::list items(const Handle& self) {
+    const Checkpoint checkpoint = self.get();
     nb::list pairs;
-    for (const NamedTensor& one : all_names(self.get()))
-        pairs.append(nb::make_tuple(to_python(one.name), self.tensor(self.get().tensor(one.tensor))));
+    for (const NamedTensor& one : all_names(checkpoint))
+        pairs.append(nb::make_tuple(to_python(one.name), self.tensor(checkpoint.tensor(one.tensor))));
     return pairs;
 }
 
@@ -162,26 +168,30 @@ nb::object layout(const Handle& self) {
 
 nb::object training(const Handle& self) {
     TrainingState state;
-    interruptible([&](const std::stop_token&) { state = self.get().training(); });
+    const Checkpoint checkpoint = self.get();
+    interruptible([&](const std::stop_token&) { state = checkpoint.training(); });
     return record("Training", to_python(state.step), to_python(state.epoch), to_python(state.learning_rate),
                   to_python(state.loss_scale), to_python(state.world_size));
 }
 
 nb::object residency(const Handle& self, const nb::object& selection) {
     const Selection selected = selection_from(selection);
-    const Residency found = without_gil([&] { return self.get().residency(selected); });
+    const Checkpoint checkpoint = self.get();
+    const Residency found = without_gil([&] { return checkpoint.residency(selected); });
     return record("Residency", found.resident, found.total);
 }
 
 void prefetch(const Handle& self, const nb::object& selection, const nb::object& progress, unsigned threads) {
     const Selection selected = selection_from(selection);
     const Work work{.monitor = monitor_for(progress), .threads = threads};
-    without_gil([&] { self.get().prefetch(selected, work); });
+    const Checkpoint checkpoint = self.get();
+    without_gil([&] { checkpoint.prefetch(selected, work); });
 }
 
 void evict(const Handle& self, const nb::object& selection) {
     const Selection selected = selection_from(selection);
-    without_gil([&] { self.get().evict(selected); });
+    const Checkpoint checkpoint = self.get();
+    without_gil([&] { checkpoint.evict(selected); });
 }
 
 nb::object reduced(const Handle& self) {

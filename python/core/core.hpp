@@ -178,7 +178,8 @@ struct Handle {
     nb::object origin;             ///< a tuple that says how to open it again; None: it cannot be pickled
     bool copies_read_only = true;  ///< as in Tensor
 
-    /// Returns the checkpoint. Raises invalid_argument if it was closed.
+    /// Returns the checkpoint. Raises invalid_argument if it was closed. Copy it where the GIL is released or code of
+    /// Python runs: another thread may close it.
     const Checkpoint& get() const;
     Tensor tensor(const LazyTensor& lazy) const;
 };

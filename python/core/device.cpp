@@ -169,6 +169,13 @@ std::string description(const OnDevice& tensor) {
     });
 }
 
+std::string description(const Held& self) {
+    if (self.leased->ended()) return "<safemap.Lease, ended>";
+    const std::size_t tensors = self.with([](const std::shared_ptr<Lease>& lease) { return lease->tensors().size(); });
+    return "<safemap.Lease of " + std::to_string(tensors) + (tensors == 1 ? " tensor on " : " tensors on ") +
+           self.leased->device()->name() + '>';
+}
+
 nb::list lease_keys(const Held& self) {
     return self.with([](const std::shared_ptr<Lease>& lease) {
         nb::list names;
@@ -499,7 +506,8 @@ memory is not used again before they are gone.)doc")
             "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Lease"))
         .def(
             "__exit__", [](const Held& self, const nb::args&) { self.leased->end(nb::none()); },
-            nb::sig("def __exit__(self, *args: object) -> None"));
+            nb::sig("def __exit__(self, *args: object) -> None"))
+        .def("__repr__", [](const Held& self) { return description(self); });
     nb::class_<Order>(module, "UploadOrder", nb::is_final(),
                       R"doc(An order in which bundles are used again and again. Iterating gives the leases of one pass.
 

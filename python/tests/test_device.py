@@ -36,6 +36,7 @@ def test_leases_have_the_tensors(model):
         with uploader.acquire("model.layers.1") as lease:
             assert sorted(lease) == sorted(lease.keys()) == ["model.layers.1.b", "model.layers.1.w"] and len(lease) == 2
             tensor = lease["model.layers.1.w"]
+            assert repr(lease) == "<safemap.Lease of 2 tensors on host>"
             assert (tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, tensor.device) == (
                 "model.layers.1.w", "F32", (64, 1024), 1 << 18, "host")
             assert tensor.address % 64 == 0 and "F32" in repr(tensor)

@@ -171,27 +171,122 @@ def test_eight_threads_do_everything_at_once(tmp_path):
     assert faults == []
 
 
+USES = [
+    lambda checkpoint: checkpoint["t"].numpy(copy=True), safemap.digests, lambda checkpoint: checkpoint.prefetch(),
+    lambda checkpoint: checkpoint.residency(), lambda checkpoint: checkpoint.evict(), lambda checkpoint: checkpoint.items(),
+    lambda checkpoint: checkpoint.renamed(str.upper), lambda checkpoint: checkpoint.extras(), safemap.Checkpoint.tree,
+    lambda checkpoint: checkpoint.optimizer(), lambda checkpoint: checkpoint.training(), safemap.Checkpoint._repr_html_,
+]
+
+
 def test_a_checkpoint_closed_by_another_thread(tmp_path):
-    safemap.save(tmp_path / "m", {"t": np.zeros(1 << 16, "u1")})
+    safemap.save(tmp_path / "m", {"t": np.zeros(1 << 16, "u1"), **{f"x{i}": np.zeros(1) for i in range(100)}})
+    for _ in range(20 if WHOLE else 3):
+        checkpoint = safemap.open(tmp_path / "m")
+        faults = []
+
+        def work(use, checkpoint=checkpoint, faults=faults):
+            try:
+                while True:
+                    use(checkpoint)
+            except safemap.SafemapError as error:
+                faults.append(str(error))
+
+        threads = [threading.Thread(target=work, args=(use,)) for use in USES]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        checkpoint.close()
+        for thread in threads:
+            thread.join()
+        assert faults == ["the checkpoint is closed"] * len(USES)
+
+
+def test_a_checkpoint_closed_by_a_function_that_it_calls(tmp_path):
+    safemap.save(tmp_path / "m", {f"x{i}": np.zeros(1) for i in range(100)})
     checkpoint = safemap.open(tmp_path / "m")
-    faults = []
 
-    def work():
-        try:
-            while True:
-                checkpoint["t"].numpy(copy=True)
-                safemap.digests(checkpoint)
-        except safemap.SafemapError as error:
-            faults.append(str(error))
+    def closing(name):
+        checkpoint.close()
+        return name + "."
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.05)
-    checkpoint.close()
-    for thread in threads:
-        thread.join()
-    assert set(faults) == {"the checkpoint is closed"}
+    assert checkpoint.renamed(closing)["x7."].numpy() == [0]
+    checkpoint = safemap.open(tmp_path / "m")
+    assert safemap.diff(checkpoint, checkpoint, rename=closing).tensors == 0
+    checkpoint = safemap.open(tmp_path / "m")
+    checkpoint.prefetch(progress=lambda *_: checkpoint.close())
+    checkpoint = safemap.open(tmp_path / "m")
+    safemap.save(tmp_path / "n", checkpoint, on_plan=lambda _: checkpoint.close())
+
+
+GARBAGE = """
+import os, random, sys
+import numpy, safemap
+os.chdir(sys.argv[1])
+seed = int(sys.argv[2])
+dice = random.Random(seed)
+safemap.save("m.safetensors", {"t": numpy.arange(6.0).reshape(2, 3), "u": numpy.zeros(0)})
+checkpoint = safemap.open("m.safetensors")
+closed = safemap.open("m.safetensors")
+closed.close()
+uploader = safemap.Uploader(checkpoint)
+lease = uploader.acquire("t")
+ended = uploader.acquire("u")
+held = ended["u"]
+ended.release()
+cycle = []
+cycle.append(cycle)
+deep = []
+for _ in range(10_000):
+    deep = [deep]
+
+class Hostile:
+    def __getattr__(self, name):
+        raise ZeroDivisionError
+
+class Odd:
+    shape = dtype = "x"
+    __fspath__ = __array__ = __dlpack__ = tell = seek = read = write = items = keys = lambda self, *a, **k: 7
+
+values = [None, True, 0, -1, 1, 7, 2**63, -(2**70), 0.5, float("nan"), "", "t", "x", "m.safetensors", chr(0xDCFF), b"", b"x" * 99,
+          [], [1], ["t"], (), ("F32", (2, 3)), {}, {"t": 1}, {"t": numpy.zeros(3)}, {1: 2}, object(), int, len, lambda *a: a,
+          lambda *a: 1 // 0, numpy.zeros((2, 3)), numpy.float32(1), numpy.dtype("f4"), numpy.array([object()]), slice(None),
+          slice(2**65, None, -(2**65)), slice("a"), ..., checkpoint, closed, checkpoint["t"], checkpoint["t"][1], uploader,
+          lease, held, lease["t"], uploader.bundle("t"), safemap.plan(checkpoint, checkpoint), Hostile(), Odd(), cycle,
+          deep, memoryview(b"abc"), sys.stdout, safemap.SafemapError, range(3), iter([1]), {"t"}, 1j]
+names = ["access", "threads", "progress", "dtype", "metadata", "patterns", "rename", "set", "unset", "copy", "stream",
+         "deadline", "budget", "algorithm", "atol", "overwrite", "max_shard_size", "folders", "extras", "on_plan",
+         "max_version", "dl_device", "once", "size", "offset", "nonsense", "includes", "policy", "durable"]
+functions = [getattr(safemap, name) for name in "open save diff digests verify examine scan edit repair plan ShardWriter "
+             "Uploader".split()]
+functions += [safemap.Checkpoint.of]
+owners = [checkpoint, closed, checkpoint["t"], checkpoint["t"].to("f16"), uploader, lease, ended, held, lease["t"],
+          safemap.plan(checkpoint, checkpoint), uploader.bundle("t")]
+skipped = {"__class__", "__new__", "__init__", "__getattribute__", "__setattr__", "__delattr__", "__init_subclass__",
+           "__subclasshook__", "close", "__exit__", "release", "__reduce__", "__reduce_ex__"}
+for owner in owners:
+    for name in dir(owner):
+        if name not in skipped and callable(getattr(type(owner), name, None)):
+            functions.append(getattr(owner, name))
+functions += [type(owner) for owner in owners]
+for _ in range(int(sys.argv[3])):
+    function = dice.choice(functions)
+    arguments = [dice.choice(values) for _ in range(dice.choice((0, 1, 1, 2, 2, 3)))]
+    options = {dice.choice(names): dice.choice(values) for _ in range(dice.choice((0, 0, 0, 0, 1, 2)))}
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        assert not isinstance(error, SystemError) and "bad_cast" not in text and "std::" not in text, (
+            seed, function, arguments, options, text)
+"""
+
+
+def test_garbage_does_not_end_the_process(tmp_path):
+    seed = random.randrange(1 << 32)
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", GARBAGE, str(tmp_path), str(seed),
+                           "100000" if WHOLE else "3000"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (seed, done.stdout[-300:], done.stderr[-3000:])
 
 
 # Processes.
