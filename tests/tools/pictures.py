@@ -92,12 +92,12 @@ class Picture:
 # ---- Layers
 
 READ = {'safetensors', 'names', 'pickle', 'torch', 'distributed', 'open'}
-USE = {'checkpoint', 'check', 'write', 'device', 'drivers', 'cli'}
+USE = {'checkpoint', 'check', 'write', 'device', 'drivers', 'cli', 'python'}
 
 
 def included(cell, rows_above):
     """Returns the layers that a layer may include, from the third column of the table."""
-    if cell == 'public headers':
+    if cell.startswith('public headers'):
         return set(rows_above)
     words = cell.replace('all above but', 'all above').replace(' and ', ', ')
     if words.startswith('all above'):
