@@ -207,10 +207,10 @@ nb::object repair_path(nb::handle path, nb::handle out, const nb::kwargs& keywor
 constexpr const char* diff_doc =
     R"doc(Compares two checkpoints, whatever their formats, and returns a DiffReport; `.equal` says if they are equal.
 
-`a` and `b` are what safemap.save() takes: a Checkpoint, a path, a dict of tensors, a module. Tensors match by name, and are
-equal if their bytes are. With `atol` or `rtol` they are compared as numbers: |a - b| <= atol + rtol * |b|. With `cast`,
-tensors of different floating-point dtypes are compared, too. `rename` maps names of `a`: a dict or a function. `patterns`
-selects names.
+`a` and `b` are what safemap.save() takes: a Checkpoint, a path, a dict of tensors, a module. Tensors match by name, and
+are equal if their bytes are. With `atol` or `rtol` they are compared as numbers: |a - b| <= atol + rtol * |b|. With
+`cast`, tensors of different floating-point dtypes are compared, too. `rename` maps names of `a`: a dict or a function.
+`patterns` selects names.
 
 Memory does not grow with the size of a tensor. Ctrl-C ends it.
 
@@ -222,16 +222,18 @@ constexpr const char* digests_doc =
     R"doc(Returns the digest of each tensor, and one of them all, which do not depend on format and shards.
 
 `checkpoint` is what safemap.save() takes. The algorithm is "xxh3-128", which detects accidents, or "sha256", for data
-of an adversary. The result has the fields algorithm, checkpoint (hex digits), tensors (a dict of names and hex digits), bytes.
+of an adversary. The result has the fields algorithm, checkpoint (hex digits), tensors (a dict of names and hex digits)
+and bytes.
 
 Example:
     assert safemap.digests("model/").checkpoint == safemap.digests("model.pt").checkpoint)doc";
 
 constexpr const char* verify_doc =
-    R"doc(Checks a whole checkpoint, and returns a VerifyReport with every fault; true if there is none.
+    R"doc(Checks a whole checkpoint, and returns a VerifyReport with every fault; true if it has no fault.
 
 Checks headers, indexes and directories, that every byte can be read, the CRC-32 of zip records, and the digests that
-save(..., checksums=True) stores. Faults are SafemapErrors in a list. Options are those of safemap.open(), and `progress`.
+save(..., checksums=True) stores. Faults are SafemapErrors in a list. Options are those of safemap.open(), and
+`progress`.
 
 Example:
     report = safemap.verify("model/")
@@ -241,29 +243,31 @@ Example:
 constexpr const char* examine_doc =
     R"doc(Says what unpickling the files of a path would do, also if they cannot be opened. Executes nothing.
 
-Returns a record with the fields verdict ("ok", "needs classes", "unknown" or "runs code"), findings and not_listed.)doc";
+Returns a record with the fields verdict ("ok", "needs classes", "unknown" or "runs code"), findings and
+not_listed.)doc";
 
 constexpr const char* scan_doc =
     R"doc(Opens every checkpoint that is one of the paths or below them.
 
-Returns a record with the fields found, a list of records (path, checkpoint, fault, files, file_bytes, verdict, findings), and
-not_opened, the number of files that are no checkpoints. A checkpoint that cannot be opened has its fault, a SafemapError.
-`includes` and `excludes` are patterns of files; `hidden` enters hidden folders. Other options are those of safemap.open().)doc";
+Returns a record with the fields found, a list of records (path, checkpoint, fault, files, file_bytes, verdict,
+findings), and not_opened, the number of files that hold no checkpoint. A checkpoint that cannot be opened has its
+fault, a SafemapError. `includes` and `excludes` are patterns of files; `hidden` enters hidden folders. Other options
+are those of safemap.open().)doc";
 
 constexpr const char* edit_doc =
     R"doc(Changes the metadata and the tensor names of a safetensors file, which is replaced by a new one at once.
 
-`set` adds pairs to the metadata, `unset` removes keys, `rename` changes names of tensors: a dict, or a function of all names.
-Returns a record with the fields changed, renamed, metadata and notes.
+`set` adds pairs to the metadata, `unset` removes keys, `rename` changes names of tensors: a dict, or a function of all
+names. Returns a record with the fields changed, renamed, metadata and notes.
 
 Example:
-    safemap.edit("model.safetensors", set={"license": "apache-2.0"}, rename=lambda name: name.removeprefix("module.")))doc";
+    safemap.edit("model.safetensors", set={"license": "mit"}, rename=lambda name: name.removeprefix("module.")))doc";
 
 constexpr const char* repair_doc =
     R"doc(Writes a conforming copy of safetensors that the reference implementation refuses or would not have written.
 
-Options are those of safemap.save() and safemap.open(). Missing bytes and unreadable headers raise, as in open(). Returns a
-record with the fields repairs, a list of sentences, and saved, a SaveReport.)doc";
+Options are those of safemap.save() and safemap.open(). Missing bytes and unreadable headers raise, as in open().
+Returns a record with the fields repairs, a list of sentences, and saved, a SaveReport.)doc";
 
 }  // namespace
 

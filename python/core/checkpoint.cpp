@@ -246,9 +246,10 @@ void bind_checkpoint(nb::module_& module) {
                 "manifest: str | os.PathLike = \"\", as_parts: bool = False, stored_names: bool = False, "
                 "olmo_names: bool = True, max_header_bytes: int | str = 100_000_000, threads: int = 0) "
                 "-> Checkpoint"),
-        R"doc(Opens a checkpoint of any format: a file, a folder, an index, a list of shards, bytes, or a binary file object.
+        R"doc(Opens a checkpoint of any format: a file, folder, index, list of shards, bytes, or binary file object.
 
-Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle. Options are those of OpenOptions in C++:
+Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle. Options are those of OpenOptions in
+C++:
 
 - root: the part of a nested state dict whose tensors are given, "" for all of it
 - root_auto: take the model, by the names that trainers give to it

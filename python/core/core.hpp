@@ -63,7 +63,7 @@ void bind_tree(nb::module_& module);
 /// Returns true if path_from() takes the value.
 [[nodiscard]] bool is_path(nb::handle value);
 
-/// Return the value of an option: a bool, a number of threads or the like, a real number. Raise TypeError for other
+/// Return the value of an option: a bool, a count (threads, bytes), a real number. Raise TypeError for other
 /// types, and invalid_argument for numbers out of range. `what` names the option.
 [[nodiscard]] bool flag_from(nb::handle value, const char* what);
 [[nodiscard]] unsigned count_from(nb::handle value, const char* what);
@@ -163,7 +163,7 @@ struct Step {
 /// `safemap.LazyTensor`: the tensor, and what pickle needs to find it again.
 struct Tensor {
     LazyTensor lazy;
-    nb::object origin;  ///< of its checkpoint; None: the tensor cannot be pickled
+    nb::object origin;  ///< its checkpoint's; None: the tensor cannot be pickled
     std::string name;   ///< in its checkpoint
     std::vector<Step> steps = {};
     bool copies_read_only = true;  ///< torch() copies what may not be written to
@@ -220,7 +220,7 @@ struct Place {
 
     friend bool operator==(const Place&, const Place&) = default;
 };
-/// What lazy_from() gives, and its place.
+/// The result of lazy_from(): a tensor and its place.
 struct Found {
     LazyTensor tensor;
     Place place;
@@ -235,7 +235,7 @@ struct Found {
 /// checkpoint_of()).
 [[nodiscard]] Checkpoint checkpoint_from(nb::handle value);
 /// Returns a checkpoint of a dict of names and tensors, which keeps them alive. Tensors of one place, dtype, shape and
-/// strides are tied. Raises TypeError for names that are no str and values that are no tensors.
+/// strides are tied. Raises TypeError for names other than str, and values other than tensors.
 [[nodiscard]] Checkpoint checkpoint_of(nb::handle mapping, std::map<std::string, std::string> metadata = {});
 
 }  // namespace safemap::python

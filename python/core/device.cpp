@@ -35,7 +35,7 @@ Request request_from(nb::handle deadline, int priority, nb::object progress) {
     if (deadline.is_none()) return request;
     const double seconds = real_from(deadline, "deadline");
     if (!(seconds >= 0)) refuse_call("the deadline is no number of seconds from 0 on");
-    // Longer ones than a year are none: a time point overflows.
+    // A deadline of more than a year is left out: a time point overflows.
     if (seconds < 3.2e7)
         request.deadline =
             std::chrono::steady_clock::now() +
@@ -433,8 +433,8 @@ void bind_tensors_of_devices(nb::module_& module) {
         .def("torch", torch_of_device, nb::sig("def torch(self) -> torch.Tensor"),
              R"doc(Returns the value as torch.Tensor on its device, without a copy.
 
-The lease lasts as long as the tensor, whatever release() says. Its memory is shared: do not write to it. On CUDA, work of
-torch's current stream comes after the copies.)doc")
+The lease lasts as long as the tensor, whatever release() says. Its memory is shared: do not write to it. On CUDA, work
+of torch's current stream comes after the copies.)doc")
         .def(
             "numpy", numpy_of_device, nb::sig("def numpy(self) -> numpy.ndarray"),
             "Returns the value as numpy.ndarray, which is read-only and keeps the lease. Only where the host can read.")
@@ -472,8 +472,8 @@ void bind_leases(nb::module_& module) {
     nb::class_<Held>(module, "Lease", nb::is_final(),
                      R"doc(The tensors of a bundle, which stay on the device until it is released.
 
-It is a context manager, and a mapping of names to DeviceTensors. Tensors of torch and NumPy that were made of it share it:
-memory is not used again before they are gone.)doc")
+It is a context manager, and a mapping of names to DeviceTensors. Tensors of torch and NumPy that were made of it share
+it: memory is not used again before they are gone.)doc")
         .def("keys", lease_keys, nb::sig("def keys(self) -> list[str]"))
         .def(
             "__iter__", [](const Held& self) { return nb::iter(lease_keys(self)); },
@@ -545,9 +545,9 @@ void bind_device(nb::module_& module) {
         module, "Uploader", nb::is_final(),
         R"doc(Brings tensors of a checkpoint to a device on demand, and evicts them to stay within a budget.
 
-`checkpoint` is what safemap.save() takes. `device` is "host", "cuda:N" or "opencl:N". `budget` is the device memory that it
-may use, bytes or a text such as "8GB"; None takes nine tenths of what is free. `host_bytes` keeps evicted weights in memory of
-the host. Options are those of UploadOptions in C++.
+`checkpoint` is what safemap.save() takes. `device` is "host", "cuda:N" or "opencl:N". `budget` is the device memory
+that it may use, bytes or a text such as "8GB"; None takes nine tenths of what is free. `host_bytes` keeps evicted
+weights in memory of the host. Options are those of UploadOptions in C++.
 
 Methods take a name, a prefix ("model.layers.1"), a pattern, a list of names or LazyTensors, or a bundle().
 
@@ -572,8 +572,9 @@ Example:
                      "priority: int = 0, progress: typing.Any = None) -> Lease"),
              R"doc(Leases tensors, and uploads those that are not on the device.
 
-With a stream (an int or a torch.cuda.Stream), later work of the stream comes after the copies. `deadline` is in seconds:
-TimeoutError after that, while the upload goes on. Raises SafemapError, code `budget_exceeded`, if leases leave no room.)doc")
+With a stream (an int or a torch.cuda.Stream), later work of the stream comes after the copies. `deadline` is in
+seconds: TimeoutError after that, while the upload goes on. Raises SafemapError, code `budget_exceeded`, if leases leave
+no room.)doc")
         .def("try_acquire", try_acquire, nb::arg("what"), nb::kw_only(), nb::arg("stream") = nb::none(),
              nb::sig("def try_acquire(self, what: typing.Any, *, stream: object = None) -> Lease | None"),
              "Leases tensors if they are on the device; returns None otherwise.")

@@ -1,4 +1,4 @@
-// What notebooks show of a checkpoint: a table of its tensors, in which names that differ only in numbers share a row.
+// Notebooks show a checkpoint as a table of its tensors, in which names that differ only in numbers share a row.
 #include "core.hpp"
 
 #include <safemap/advanced/fold.hpp>

@@ -32,7 +32,7 @@ bool is_instance(nb::handle value, const nb::object& type) {
 /// The strided memory of a tensor of another library, and the object that keeps it.
 struct Strided {
     nb::object owner = {};
-    std::uintptr_t address = 0;  ///< of element (0, 0, …)
+    std::uintptr_t address = 0;  ///< element (0, 0, …) is there
     bool writable = true;
     Dtype dtype = {};
     Shape shape = {};

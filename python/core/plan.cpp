@@ -136,7 +136,7 @@ Plan make_plan(nb::handle checkpoint, nb::handle model, const std::string& fill,
 
 void bind_plan(nb::module_& module) {
     nb::class_<Plan>(module, "LoadPlan", nb::is_final(),
-                     "The differences between a checkpoint and what a model expects; true if there is none.")
+                     "The differences between a checkpoint and what a model expects; true if they do not differ.")
         .def_prop_ro("missing", &Plan::missing, nb::sig("def missing(self, /) -> list[Expected]"),
                      "Expected tensors that the checkpoint lacks: records (name, dtype, shape, alias_of).")
         .def_prop_ro(
@@ -181,9 +181,9 @@ void bind_plan(nb::module_& module) {
                        "patterns: str | collections.abc.Iterable[str] | None = None) -> LoadPlan"),
                R"doc(Compares a checkpoint with the tensors that a model expects. Reads no tensor.
 
-`checkpoint` is what safemap.save() takes. `model` is a module of torch, which may be on the device meta, a state dict, a dict
-of names and (dtype, shape), a Checkpoint, or the path of one or of JSON. `fill` says what missing tensors become: "error",
-"none" (the model keeps its own), "zeros" or "nan".
+`checkpoint` is what safemap.save() takes. `model` is a module of torch, which may be on the device meta, a state dict,
+a dict of names and (dtype, shape), a Checkpoint, or the path of one or of JSON. `fill` says what missing tensors
+become: "error", "none" (the model keeps its own), "zeros" or "nan".
 
 Example:
     plan = safemap.plan("model.pt", model, fill="none", ignore_unexpected=True)

@@ -88,13 +88,13 @@ void bind_saving(nb::module_& module) {
                 "progress: typing.Any = None, threads: int = 0) -> SaveReport"),
         R"doc(Saves tensors as safetensors, all or nothing, and returns a report.
 
-`tensors` is a Checkpoint, a path that safemap.open() takes, a dict of tensors of torch or NumPy (a state dict), a list of
-LazyTensors, or a module of torch. Tied tensors are stored once, with their other names in the metadata; `untie=True`
+`tensors` is a Checkpoint, a path that safemap.open() takes, a dict of tensors of torch or NumPy (a state dict), a list
+of LazyTensors, or a module of torch. Tied tensors are stored once, with their other names in the metadata; `untie=True`
 stores each.
 
-`out` is one file if it ends in .safetensors or .sft, else a folder of shards with an index, as huggingface_hub names them.
-Until all is written, it holds what it held before. It may be a binary file object, which gets one file from its position on;
-the file object is written by several threads, one at a time.
+`out` is one file if it ends in .safetensors or .sft, else a folder of shards with an index, as huggingface_hub names
+them. Until all is written, it holds what it held before. It may be a binary file object, which gets one file from its
+position on; the file object is written by several threads, one at a time.
 
 Options are those of SaveOptions in C++. The most used ones:
 

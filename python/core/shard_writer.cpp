@@ -190,12 +190,12 @@ void bind_shard_writer(nb::module_& module) {
     nb::class_<Writer>(module, "ShardWriter", nb::is_final(),
                        R"doc(Writes a checkpoint piece by piece, in any order and from any thread.
 
-`tensors` declares what will be written: a dict of names and (dtype, shape), or tensors that have them. `options` are those
-of safemap.save() for contents and layout, without casts, and `overwrite`, `durable` and `drop_cache`. Until the commit,
-`out` holds what it held before.
+`tensors` declares what will be written: a dict of names and (dtype, shape), or tensors that have them. `options` are
+those of safemap.save() for contents and layout, without casts, and `overwrite`, `durable` and `drop_cache`. Until the
+commit, `out` holds what it held before.
 
-Each byte is written once, and is checked: writing twice, outside a tensor, or too little is a SafemapError. A value is a
-tensor of torch or NumPy, a LazyTensor, or bytes in row-major order. A tensor of another dtype is cast.
+Each byte is written once, and is checked: writing twice, outside a tensor, or too little is a SafemapError. A value is
+a tensor of torch or NumPy, a LazyTensor, or bytes in row-major order. A tensor of another dtype is cast.
 
 Leaving the block commits; leaving it by an exception removes everything.
 

@@ -294,7 +294,7 @@ Example:
         .def_prop_ro(
             "dtype", [](const Tensor& self) { return to_python(name(self.lazy.dtype())); },
             nb::sig("def dtype(self, /) -> str"),
-            R"doc(The name in safetensors, "BF16", or torch's if there is none, "complex128".)doc")
+            R"doc(The name in safetensors, "BF16", or torch's for other dtypes, "complex128".)doc")
         .def_prop_ro(
             "shape", [](const Tensor& self) { return to_python(self.lazy.shape()); },
             nb::sig("def shape(self, /) -> tuple[int, ...]"))
@@ -313,10 +313,9 @@ Example:
 Without `copy`, the tensor is the mapped file: nothing is read before its elements are touched. Writing to it changes
 no file. Memory is copied where torch needs that: casts, values in several pieces, negative strides, compressed
 records, and sources that may not be written to.)doc")
-        .def(
-            "numpy", tensor_to_numpy, nb::kw_only(), nb::arg("copy") = false,
-            nb::sig("def numpy(self, *, copy: bool = False) -> numpy.ndarray"),
-            R"doc(Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where that is possible.
+        .def("numpy", tensor_to_numpy, nb::kw_only(), nb::arg("copy") = false,
+             nb::sig("def numpy(self, *, copy: bool = False) -> numpy.ndarray"),
+             R"doc(Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where possible.
 
 NumPy has no BF16 and F8: their dtypes are those of the package ml_dtypes. Raises ImportError without it.)doc")
         .def("to", cast_to, nb::arg("dtype"), nb::sig("def to(self, dtype: object) -> LazyTensor"),

@@ -1,4 +1,4 @@
-// What LazyTensor does with its bytes: digests, reads, and the page cache.
+// LazyTensor and its bytes: digests, reads, and the page cache.
 #include "core.hpp"
 #include "parse.hpp"
 

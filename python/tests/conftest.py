@@ -1,4 +1,4 @@
-"""What the tests of the Python package share."""
+"""Helpers and fixtures that the tests of the Python package share."""
 
 import pathlib
 import random

@@ -240,7 +240,8 @@ def test_a_plan_for_a_module_on_any_device(tmp_path):
 
     model = module("cpu")
     torch.save(model.state_dict(), tmp_path / "m.pt")
-    safemap.save(tmp_path / "m.safetensors", {name: one for name, one in model.state_dict().items() if "head" not in name})
+    body = {name: one for name, one in model.state_dict().items() if "head" not in name}
+    safemap.save(tmp_path / "m.safetensors", body)
     for device in ("cpu", "meta"):
         for path in ("m.pt", "m.safetensors"):
             plan = safemap.plan(tmp_path / path, module(device))

@@ -9,7 +9,8 @@ import pytest
 import safemap
 from safemap import _errors
 
-CODES = re.findall(r"^    (\w+),? +///<", (pathlib.Path(__file__).resolve().parents[2] / "include/safemap/error.hpp").read_text(), re.M)
+HEADER = pathlib.Path(__file__).resolve().parents[2] / "include/safemap/error.hpp"
+CODES = re.findall(r"^    (\w+),? +///<", HEADER.read_text(), re.M)
 
 
 def test_attributes(tmp_path):
@@ -17,7 +18,8 @@ def test_attributes(tmp_path):
         safemap.open(tmp_path / "missing")
     error = caught.value
     assert isinstance(error, safemap.SafemapError)
-    assert (error.code, error.exit_code, error.path, error.tensor) == ("path_not_found", 2, str(tmp_path / "missing"), "")
+    assert (error.code, error.exit_code, error.tensor) == ("path_not_found", 2, "")
+    assert error.path == str(tmp_path / "missing")
     assert error.message and str(error).startswith(error.path)
 
 

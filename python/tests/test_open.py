@@ -37,7 +37,9 @@ def arrays(rng) -> dict:
     for number, (dtype, code) in enumerate(NUMPY_OF.items()):
         shape = tuple(rng.randrange(0, 5) for _ in range(rng.randrange(0, 4)))
         value = np.frombuffer(rng.randbytes(int(np.prod(shape)) * np.dtype(code).itemsize), code)
-        made[f"layer.{number}.{dtype}"] = value.reshape(shape) if dtype != "BOOL" else (value.view("u1") & 1).view("?").reshape(shape)
+        if dtype == "BOOL":
+            value = (value.view("u1") & 1).view("?")
+        made[f"layer.{number}.{dtype}"] = value.reshape(shape)
     return made
 
 
@@ -58,7 +60,8 @@ def test_mapping(model):
     path, values = model
     with safemap.open(path) as checkpoint:
         assert sorted(checkpoint.keys()) == sorted(values) and checkpoint.keys() == list(checkpoint)
-        assert len(checkpoint) == len(values) and checkpoint.metadata == {"a": "b"} and checkpoint.format == "safetensors"
+        assert len(checkpoint) == len(values)
+        assert checkpoint.metadata == {"a": "b"} and checkpoint.format == "safetensors"
         assert all(same(checkpoint[name].numpy(), value) for name, value in values.items())
         assert [t.name for t in checkpoint.values()] == checkpoint.keys() == [n for n, _ in checkpoint.items()]
         assert "x" not in checkpoint and 3 not in checkpoint and checkpoint.get("x", 7) == 7
@@ -102,8 +105,9 @@ def test_slices(model, rng):
     checkpoint = safemap.open(path)
     for _ in range(400):
         name, value = rng.choice(list(values.items()))
-        index = tuple(rng.choice([..., slice(None, None, -1), slice(rng.randrange(-6, 6), rng.randrange(-6, 6)), rng.randrange(-5, 5),
-                                  slice(None, None, rng.choice([1, 2, 3, -2])), np.int64(rng.randrange(3))])
+        index = tuple(rng.choice([..., slice(None, None, -1), slice(rng.randrange(-6, 6), rng.randrange(-6, 6)),
+                                  rng.randrange(-5, 5), slice(None, None, rng.choice([1, 2, 3, -2])),
+                                  np.int64(rng.randrange(3))])
                       for _ in range(rng.randrange(0, 4)))
         index = index[0] if len(index) == 1 else index
         try:
