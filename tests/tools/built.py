@@ -16,9 +16,8 @@ def check(root):
         if not build.exists() or f"'{source.name}'" not in build.read_text(encoding='utf-8'):
             faults.append(f'{source.relative_to(root)}: not named in the meson.build beside it')
     build = (root / 'python/meson.build').read_text(encoding='utf-8') if (root / 'python').is_dir() else ''
-    for source in sorted((root / 'python/core').glob('*.cpp')) + sorted((root / 'python/safemap').rglob('*.py*')):
-        name = f"'core/{source.name}'" if source.suffix == '.cpp' else f"'{source.stem}'"
-        if source.suffix != '.pyc' and name not in build and source.name not in build:
+    for source in sorted((root / 'python/core').glob('*.cpp')) + sorted((root / 'python/safemap').rglob('*.py')):
+        if f"'{source.relative_to(root / 'python')}'" not in build:
             faults.append(f'{source.relative_to(root)}: not named in python/meson.build')
     return faults
 

@@ -65,6 +65,16 @@ class Built(unittest.TestCase):
             (tests / 'meson.build').write_text("files('a_test.cpp')")
             self.assertEqual(built.check(folder), [])
 
+    def test_a_file_of_the_package_that_is_not_installed_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            package = pathlib.Path(folder, 'python/safemap')
+            for name in ('b.py', 'deep/a.py', 'deep/b.py'):
+                (package / name).parent.mkdir(parents=True, exist_ok=True)
+                (package / name).touch()
+            (package.parent / 'meson.build').write_text("['safemap/b.py', 'safemap/deep/a.py']")
+            self.assertEqual(built.check(folder), ['no sources found',
+                                                   'python/safemap/deep/b.py: not named in python/meson.build'])
+
 
 class Codes(unittest.TestCase):
     def faults(self, table, test):
