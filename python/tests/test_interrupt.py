@@ -173,9 +173,9 @@ def test_eight_threads_do_everything_at_once(tmp_path):
 
 USES = [
     lambda checkpoint: checkpoint["t"].numpy(copy=True), safemap.digests, lambda checkpoint: checkpoint.prefetch(),
-    lambda checkpoint: checkpoint.residency(), lambda checkpoint: checkpoint.evict(), lambda checkpoint: checkpoint.items(),
-    lambda checkpoint: checkpoint.renamed(str.upper), lambda checkpoint: checkpoint.extras(), safemap.Checkpoint.tree,
-    lambda checkpoint: checkpoint.optimizer(), lambda checkpoint: checkpoint.training(), safemap.Checkpoint._repr_html_,
+    safemap.Checkpoint.residency, safemap.Checkpoint.evict, safemap.Checkpoint.items, safemap.Checkpoint.extras,
+    lambda checkpoint: checkpoint.renamed(str.upper), safemap.Checkpoint.tree, safemap.Checkpoint.optimizer,
+    safemap.Checkpoint.training, safemap.Checkpoint._repr_html_,
 ]
 
 
@@ -248,17 +248,18 @@ class Odd:
     shape = dtype = "x"
     __fspath__ = __array__ = __dlpack__ = tell = seek = read = write = items = keys = lambda self, *a, **k: 7
 
-values = [None, True, 0, -1, 1, 7, 2**63, -(2**70), 0.5, float("nan"), "", "t", "x", "m.safetensors", chr(0xDCFF), b"", b"x" * 99,
-          [], [1], ["t"], (), ("F32", (2, 3)), {}, {"t": 1}, {"t": numpy.zeros(3)}, {1: 2}, object(), int, len, lambda *a: a,
-          lambda *a: 1 // 0, numpy.zeros((2, 3)), numpy.float32(1), numpy.dtype("f4"), numpy.array([object()]), slice(None),
-          slice(2**65, None, -(2**65)), slice("a"), ..., checkpoint, closed, checkpoint["t"], checkpoint["t"][1], uploader,
-          lease, held, lease["t"], uploader.bundle("t"), safemap.plan(checkpoint, checkpoint), Hostile(), Odd(), cycle,
-          deep, memoryview(b"abc"), sys.stdout, safemap.SafemapError, range(3), iter([1]), {"t"}, 1j]
+values = [None, True, 0, -1, 1, 7, 2**63, -(2**70), 0.5, float("nan"), "", "t", "x", "m.safetensors", chr(0xDCFF),
+          b"", b"x" * 99, [], [1], ["t"], (), ("F32", (2, 3)), {}, {"t": 1}, {"t": numpy.zeros(3)}, {1: 2}, object(),
+          int, len, lambda *a: a, lambda *a: 1 // 0, numpy.zeros((2, 3)), numpy.float32(1), numpy.dtype("f4"),
+          numpy.array([object()]), slice(None), slice(2**65, None, -(2**65)), slice("a"), ..., checkpoint, closed,
+          checkpoint["t"], checkpoint["t"][1], uploader, lease, held, lease["t"],
+          uploader.bundle("t"), safemap.plan(checkpoint, checkpoint), Hostile(), Odd(), cycle, deep,
+          memoryview(b"abc"), sys.stdout, safemap.SafemapError, range(3), iter([1]), {"t"}, 1j]
 names = ["access", "threads", "progress", "dtype", "metadata", "patterns", "rename", "set", "unset", "copy", "stream",
          "deadline", "budget", "algorithm", "atol", "overwrite", "max_shard_size", "folders", "extras", "on_plan",
          "max_version", "dl_device", "once", "size", "offset", "nonsense", "includes", "policy", "durable"]
-functions = [getattr(safemap, name) for name in "open save diff digests verify examine scan edit repair plan ShardWriter "
-             "Uploader".split()]
+functions = [getattr(safemap, name) for name in "open save diff digests verify examine scan edit repair plan "
+             "ShardWriter Uploader".split()]
 functions += [safemap.Checkpoint.of]
 owners = [checkpoint, closed, checkpoint["t"], checkpoint["t"].to("f16"), uploader, lease, ended, held, lease["t"],
           safemap.plan(checkpoint, checkpoint), uploader.bundle("t")]
