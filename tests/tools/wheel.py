@@ -46,8 +46,8 @@ class Wheel(unittest.TestCase):
         source = ROOT / 'python' / 'safemap'
         wanted = {f'safemap/{path.relative_to(source)}' for path in source.rglob('*')
                   if path.suffix in ('.py', '.pyi', '.typed')}
-        found = {name for name in self.names if name.startswith('safemap/') and not name.startswith('safemap/_core.')}
-        self.assertEqual(found, wanted | {name for name in found if name == 'safemap/_core.pyi'})
+        found = {name for name in self.names if re.match(r'safemap/.*\.(py|pyi|typed)$', name)}
+        self.assertEqual(found, wanted)
         others = {re.match(r'[^/]*', name)[0] for name in self.names} - {'safemap', 'safemap.libs'}
         self.assertEqual([re.sub(r'-[\d.]+', '', name, count=1) for name in others], ['safemap.dist-info'])
 
