@@ -229,7 +229,7 @@ Example:
     assert safemap.digests("model/").checkpoint == safemap.digests("model.pt").checkpoint)doc";
 
 constexpr const char* verify_doc =
-    R"doc(Checks a whole checkpoint, and returns a VerifyReport with every fault; true if it has no fault.
+    R"doc(Checks a whole checkpoint, and returns a VerifyReport with every fault; true if it is ok.
 
 Checks headers, indexes and directories, that every byte can be read, the CRC-32 of zip records, and the digests that
 save(..., checksums=True) stores. Faults are SafemapErrors in a list. Options are those of safemap.open(), and
@@ -272,40 +272,43 @@ Returns a record with the fields repairs, a list of sentences, and saved, a Save
 }  // namespace
 
 void bind_checking(nb::module_& module) {
-    module.def("diff", diff_of, nb::arg("a").none(), nb::arg("b").none(), nb::kw_only(), nb::arg("atol") = nb::none(),
-               nb::arg("rtol") = nb::none(), nb::arg("cast") = false, nb::arg("patterns") = nb::none(),
-               nb::arg("rename") = nb::none(), nb::arg("progress") = nb::none(), nb::arg("threads") = 0U,
-               nb::sig("def diff(a: typing.Any, b: typing.Any, *, atol: float | None = None, rtol: float | None = "
-                       "None, cast: bool = False, patterns: str | collections.abc.Iterable[str] | None = None, "
-                       "rename: typing.Any = None, progress: typing.Any = None, threads: int = 0) -> DiffReport"),
-               diff_doc);
+    module.def(
+        "diff", diff_of, nb::arg("a").none(), nb::arg("b").none(), nb::kw_only(), nb::arg("atol") = nb::none(),
+        nb::arg("rtol") = nb::none(), nb::arg("cast") = false, nb::arg("patterns") = nb::none(),
+        nb::arg("rename") = nb::none(), nb::arg("progress") = nb::none(), nb::arg("threads") = 0U,
+        nb::sig(
+            "def diff(a: typing.Any, b: typing.Any, *, atol: float | None = None, rtol: float | None = "
+            "None, cast: bool = False, patterns: str | collections.abc.Iterable[str] | None = None, "
+            "rename: typing.Any = None, progress: typing.Any = None, threads: int = 0) -> safemap._records.DiffReport"),
+        diff_doc);
     module.def("digests", digests_of, nb::arg("checkpoint").none(), nb::kw_only(), nb::arg("algorithm") = "xxh3-128",
                nb::arg("patterns") = nb::none(), nb::arg("progress") = nb::none(), nb::arg("threads") = 0U,
                nb::sig("def digests(checkpoint: typing.Any, *, algorithm: str = \"xxh3-128\", "
                        "patterns: str | collections.abc.Iterable[str] | None = None, progress: typing.Any = None, "
-                       "threads: int = 0) -> Digests"),
+                       "threads: int = 0) -> safemap._records.Digests"),
                digests_doc);
     module.def("verify", verify_path, nb::arg("path").none(), nb::arg("options"),
                nb::sig("def verify(path: str | os.PathLike, *, progress: typing.Any = None, **options: typing.Any) "
-                       "-> VerifyReport"),
+                       "-> safemap._records.VerifyReport"),
                verify_doc);
     module.def("examine", examine_path, nb::arg("path").none(), nb::arg("options"),
-               nb::sig("def examine(path: str | os.PathLike, **options: typing.Any) -> Examined"), examine_doc);
+               nb::sig("def examine(path: str | os.PathLike, **options: typing.Any) -> safemap._records.Examined"),
+               examine_doc);
     module.def("scan", scan_paths, nb::arg("paths").none(), nb::arg("options"),
                nb::sig("def scan(paths: str | os.PathLike | collections.abc.Iterable[str | os.PathLike], *, "
                        "includes: collections.abc.Iterable[str] = (), excludes: collections.abc.Iterable[str] = (), "
-                       "hidden: bool = False, **options: typing.Any) -> ScanReport"),
+                       "hidden: bool = False, **options: typing.Any) -> safemap._records.ScanReport"),
                scan_doc);
     module.def("edit", edit_file, nb::arg("path").none(), nb::kw_only(), nb::arg("set") = nb::none(),
                nb::arg("unset") = nb::none(), nb::arg("rename") = nb::none(), nb::arg("progress") = nb::none(),
                nb::arg("options"),
                nb::sig("def edit(path: str | os.PathLike, *, set: collections.abc.Mapping[str, str] | None = None, "
                        "unset: collections.abc.Iterable[str] | None = None, rename: typing.Any = None, "
-                       "progress: typing.Any = None, **options: typing.Any) -> EditReport"),
+                       "progress: typing.Any = None, **options: typing.Any) -> safemap._records.EditReport"),
                edit_doc);
     module.def("repair", repair_path, nb::arg("path").none(), nb::arg("out").none(), nb::arg("options"),
                nb::sig("def repair(path: str | os.PathLike, out: str | os.PathLike, *, progress: typing.Any = None, "
-                       "**options: typing.Any) -> RepairReport"),
+                       "**options: typing.Any) -> safemap._records.RepairReport"),
                repair_doc);
 }
 

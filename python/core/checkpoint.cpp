@@ -316,10 +316,11 @@ Example:
             R"doc(What unpickling the files would do: "ok", "needs classes", "unknown" or "runs code".)doc")
         .def_prop_ro(
             "findings", [](const Handle& self) { return list_of(self.get().findings().listed); },
-            nb::sig("def findings(self, /) -> list[Finding]"), "The reasons for the verdict.")
+            nb::sig("def findings(self, /) -> list[safemap._records.Finding]"), "The reasons for the verdict.")
         .def_prop_ro(
             "skipped", [](const Handle& self) { return list_of(self.get().skipped()); },
-            nb::sig("def skipped(self, /) -> list[Skipped]"), "Contents that are not among the tensors.")
+            nb::sig("def skipped(self, /) -> list[safemap._records.Skipped]"),
+            "Contents that are not among the tensors.")
         .def_prop_ro(
             "ties", [](const Handle& self) { return list_of(self.get().aliases()); },
             nb::sig("def ties(self, /) -> list[list[str]]"), "The names of each tied tensor, the stored name first.")
@@ -329,7 +330,7 @@ Example:
         .def_prop_ro(
             "parts", [](const Handle& self) { return to_python(self.get().parts()); },
             nb::sig("def parts(self, /) -> list[str]"), "Arguments for below().")
-        .def_prop_ro("layout", layout, nb::sig("def layout(self, /) -> Layout | None"),
+        .def_prop_ro("layout", layout, nb::sig("def layout(self, /) -> safemap._records.Layout | None"),
                      "What the folder of a training framework says of the run.")
         .def_prop_ro(
             "total_bytes", [](const Handle& self) { return self.get().total_bytes(); },
@@ -348,17 +349,18 @@ Example:
 
 A tensor without one of them is stored under the name that the base class of a model loads.)doc")
         .def(
-            "extras", extras, nb::sig("def extras(self) -> Extras"),
+            "extras", extras, nb::sig("def extras(self) -> safemap._records.Extras"),
             R"doc(Lists the small files that belong to the model: configuration, tokenizer, licence. Reads none of them.
 
 Returns a record with the fields files, a dict of names and paths, and notes. save(..., extras=True) copies them.)doc")
         .def("optimizer", optimizer, nb::sig("def optimizer(self) -> Checkpoint | None"),
              "Returns the state of the optimizer, of a training folder or beside the model.")
-        .def("training", training, nb::sig("def training(self) -> Training"), "Returns how far the training had come.")
+        .def("training", training, nb::sig("def training(self) -> safemap._records.Training"),
+             "Returns how far the training had come.")
         .def("tree", lazy_tree, nb::sig("def tree(self) -> typing.Any"),
              "Returns the nested state dict, with lazy tensors in the place of tensors; else a dict of all tensors.")
         .def("residency", residency, nb::arg("patterns") = nb::none(),
-             nb::sig("def residency(self, patterns: str | list[str] | None = None) -> Residency"),
+             nb::sig("def residency(self, patterns: str | list[str] | None = None) -> safemap._records.Residency"),
              "Returns how many bytes of the selected tensors are in memory, and of how many that is known.")
         .def("prefetch", prefetch, nb::arg("patterns") = nb::none(), nb::kw_only(), nb::arg("progress") = nb::none(),
              nb::arg("threads") = 0U,

@@ -35,7 +35,7 @@ Request request_from(nb::handle deadline, int priority, nb::object progress) {
     if (deadline.is_none()) return request;
     const double seconds = real_from(deadline, "deadline");
     if (!(seconds >= 0)) refuse_call("the deadline is no number of seconds from 0 on");
-    // A deadline of more than a year is left out: a time point overflows.
+    // A time point of more than a year from now would overflow.
     if (seconds < 3.2e7)
         request.deadline =
             std::chrono::steady_clock::now() +
@@ -598,7 +598,8 @@ no room.)doc")
         .def(
             "wake", [](Uploads& self) { without_gil([up = self.get()] { up->wake(); }); },
             "Starts to upload what sleep() took from the device.")
-        .def("stats", stats_of, nb::sig("def stats(self) -> UploadStats"), "Returns counters; times are in seconds.")
+        .def("stats", stats_of, nb::sig("def stats(self) -> safemap._records.UploadStats"),
+             "Returns counters; times are in seconds.")
         .def_prop_ro(
             "device", [](const Uploads& self) { return to_python(self.device()->name()); },
             nb::sig("def device(self, /) -> str"))

@@ -136,18 +136,20 @@ Plan make_plan(nb::handle checkpoint, nb::handle model, const std::string& fill,
 
 void bind_plan(nb::module_& module) {
     nb::class_<Plan>(module, "LoadPlan", nb::is_final(),
-                     "The differences between a checkpoint and what a model expects; true if they do not differ.")
-        .def_prop_ro("missing", &Plan::missing, nb::sig("def missing(self, /) -> list[Expected]"),
+                     "The differences between a checkpoint and what a model expects; true if it is ok.")
+        .def_prop_ro("missing", &Plan::missing, nb::sig("def missing(self, /) -> list[safemap._records.Expected]"),
                      "Expected tensors that the checkpoint lacks: records (name, dtype, shape, alias_of).")
         .def_prop_ro(
             "unexpected", [](const Plan& self) { return self.tensors(self.plan.unexpected); },
             nb::sig("def unexpected(self, /) -> list[LazyTensor]"), "Tensors that the model does not expect.")
         .def_prop_ro(
             "shape", [](const Plan& self) { return self.mismatches(self.plan.shape); },
-            nb::sig("def shape(self, /) -> list[Mismatch]"), "Tensors of another shape: records (expected, found).")
+            nb::sig("def shape(self, /) -> list[safemap._records.Mismatch]"),
+            "Tensors of another shape: records (expected, found).")
         .def_prop_ro(
             "dtype", [](const Plan& self) { return self.mismatches(self.plan.dtype); },
-            nb::sig("def dtype(self, /) -> list[Mismatch]"), "Tensors of another dtype: records (expected, found).")
+            nb::sig("def dtype(self, /) -> list[safemap._records.Mismatch]"),
+            "Tensors of another dtype: records (expected, found).")
         .def_prop_ro(
             "tied", [](const Plan& self) { return list_of(self.plan.tied); },
             nb::sig("def tied(self, /) -> list[list[str]]"), "The names of each used tensor that has several.")

@@ -84,8 +84,8 @@ void bind_saving(nb::module_& module) {
                 "folders: collections.abc.Mapping[str, typing.Any] = {}, ranks: int = 0, rank_dimension: int = 0, "
                 "overwrite: bool = False, resume: bool = False, durable: bool = True, drop_cache: bool = False, "
                 "plan_only: bool = False, allow_empty: bool = True, "
-                "on_plan: collections.abc.Callable[[SaveReport], object] | None = None, "
-                "progress: typing.Any = None, threads: int = 0) -> SaveReport"),
+                "on_plan: collections.abc.Callable[[safemap._records.SaveReport], object] | None = None, "
+                "progress: typing.Any = None, threads: int = 0) -> safemap._records.SaveReport"),
         R"doc(Saves tensors as safetensors, all or nothing, and returns a report.
 
 `tensors` is a Checkpoint, a path that safemap.open() takes, a dict of tensors of torch or NumPy (a state dict), a list

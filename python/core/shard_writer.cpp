@@ -215,12 +215,12 @@ Example:
         .def("write_box", write_box, nb::arg("name"), nb::arg("start"), nb::arg("value"),
              nb::sig("def write_box(self, name: str, start: collections.abc.Sequence[int], value: typing.Any) -> None"),
              "Writes a tensor as the box that begins at the indices `start`: `w[start:start + value.shape] = value`.")
-        .def("commit", &Writer::commit, nb::sig("def commit(self) -> SaveReport"),
+        .def("commit", &Writer::commit, nb::sig("def commit(self) -> safemap._records.SaveReport"),
              "Makes the checkpoint appear, and returns the report of a save. Raises SafemapError, code `not_written`, "
              "if "
              "bytes are missing; then more can be written.")
         .def("close", &Writer::close, "Removes everything, unless it was committed.")
-        .def_prop_ro("report", &Writer::report, nb::sig("def report(self, /) -> SaveReport | None"),
+        .def_prop_ro("report", &Writer::report, nb::sig("def report(self, /) -> safemap._records.SaveReport | None"),
                      "The report of the commit; None before it.")
         .def(
             "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> ShardWriter"))

@@ -113,7 +113,7 @@ It shares the mapped file; a value that is not mapped is read.)doc")
              R"doc(Returns `size` bytes of the row-major value from byte `offset` on; all that follow for None.
 
 Reads no others. Raises IndexError for bytes outside the value, and SafemapError for a range that cuts an element.)doc")
-        .def("residency", residency_of, nb::sig("def residency(self) -> Residency"),
+        .def("residency", residency_of, nb::sig("def residency(self) -> safemap._records.Residency"),
              "Returns how many of its bytes are in memory: a record (resident, total).")
         .def("prefetch", prefetch, nb::kw_only(), nb::arg("progress") = nb::none(), nb::arg("threads") = 0U,
              nb::sig("def prefetch(self, *, progress: typing.Any = None, threads: int = 0) -> None"),
