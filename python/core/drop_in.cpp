@@ -591,6 +591,8 @@ void serialize_file(nb::handle tensors, nb::handle filename, nb::handle metadata
     SaveOptions options = options_with(metadata);
     options.overwrite = true;
     options.durable = durable;
+    // A file system copies into its cache for one thread at a time; a second one only takes processor time.
+    if (!durable) options.work.threads = 1;
     as_safetensors(serializing, [&] { without_gil([&] { (void)save(path, list, options); }); });
 }
 
