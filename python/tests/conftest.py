@@ -1,11 +1,19 @@
 """Helpers and fixtures that the tests of the Python package share."""
 
+import os
 import pathlib
 import random
 
 import pytest
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data"
+
+
+@pytest.fixture
+def measured():
+    """For a test of memory or of times: the sanitizers of ./dev python-asan change both."""
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer keeps memory that was freed, and takes time")
 
 
 @pytest.fixture

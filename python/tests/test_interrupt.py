@@ -380,6 +380,7 @@ def status(key):
     raise KeyError(key)
 
 
+@pytest.mark.usefixtures("measured")
 def test_many_opens_do_not_grow(tmp_path):
     safemap.save(tmp_path / "m.safetensors", {"t": np.arange(4), "u": np.arange(4.0)})
     (tmp_path / "bad.safetensors").write_bytes(b"12345678" * 2)

@@ -720,7 +720,8 @@ def test_saves_are_durable_unless_told(tmp_path):
         "int fdatasync(int fd) { (void)fd; return count(); }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "count.so", tmp_path / "count.c"], check=True)
-    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "count.so"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    preload = f"{os.environ.get('LD_PRELOAD', '')} {tmp_path / 'count.so'}"  # a sanitizer wants to be first
+    environment = os.environ | {"LD_PRELOAD": preload, "PYTHONPATH": os.pathsep.join(sys.path)}
     for call in ("numpy.save_file({'x': np.zeros(2)}, 'x'", "serialize_file({}, 'x'"):
         for argument, syncs in (("", True), (", durable=True", True), (", durable=False", False)):
             (tmp_path / "calls").unlink(missing_ok=True)
