@@ -3,8 +3,12 @@
 import os
 import pathlib
 import random
+import signal
 
 import pytest
+
+# A shell lets programs in its background ignore Ctrl-C, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data"
 
