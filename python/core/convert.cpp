@@ -182,7 +182,7 @@ std::function<std::string(std::string_view)> renaming_from(nb::handle value) {
     if (!PyDict_Check(value.ptr()) && !PyCallable_Check(value.ptr()))
         wrong_type("a dict of names, or a function from name to name", value);
     return [kept = std::make_shared<Kept>(nb::borrow(value))](std::string_view name) {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         const nb::object before = to_python(name);
         if (!PyDict_Check(kept->get().ptr())) return text_from(kept->get()(before), "the new name");
         return text_from(kept->get().attr("get")(before, before), "the new name");

@@ -27,6 +27,7 @@ namespace nb = nanobind;
 
 // One function for each source; module.cpp calls them in this order.
 void bind_errors(nb::module_& module);
+void bind_ending(nb::module_& module);
 void bind_tensor(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_saving(nb::module_& module);
@@ -38,6 +39,58 @@ void bind_sha256(nb::module_& module);
 void bind_command_line(nb::module_& module);
 void bind_drop_in(nb::module_& module);
 void bind_tree(nb::module_& module);
+
+/// Waits for the end of the process if the interpreter ends, and this is another thread than the one that ends it.
+void begin_to_acquire() noexcept;
+void has_acquired() noexcept;
+/// Returns true once the interpreter ends: then nothing may wait for other threads.
+[[nodiscard]] bool is_ending() noexcept;
+
+/// Releases the GIL for the life of the object. As that of nanobind, but a thread may be here when the interpreter
+/// ends.
+class GilRelease {
+public:
+    GilRelease() noexcept : state_(PyEval_SaveThread()) {}
+    ~GilRelease() {
+        begin_to_acquire();
+        PyEval_RestoreThread(state_);
+        has_acquired();
+    }
+    GilRelease(const GilRelease&) = delete;
+    GilRelease& operator=(const GilRelease&) = delete;
+
+private:
+    PyThreadState* state_;
+};
+
+/// Holds the GIL for the life of the object, in any thread. As that of nanobind, but for the end of the interpreter.
+class GilAcquire {
+public:
+    GilAcquire() noexcept {
+        begin_to_acquire();
+        state_ = PyGILState_Ensure();
+        has_acquired();
+    }
+    ~GilAcquire() { PyGILState_Release(state_); }
+    GilAcquire(const GilAcquire&) = delete;
+    GilAcquire& operator=(const GilAcquire&) = delete;
+
+private:
+    PyGILState_STATE state_;
+};
+
+/// Destroys an object without the GIL; keeps it for the rest of the process if the interpreter ends.
+template <class T> void let_go(T&& object) {
+    if (is_ending()) {
+        static_cast<void>(new std::remove_cvref_t<T>(std::forward<T>(object)));
+        return;
+    }
+    const auto destroy = [](std::remove_cvref_t<T>) {};
+    const GilRelease released;
+    destroy(std::forward<T>(object));
+}
+/// Closes the uploaders of the process.
+void close_uploaders();
 
 /// Returns the exception of Python that stands for an error: of a type of `safemap._errors`.
 [[nodiscard]] nb::object exception_of(const Error& error);
@@ -137,7 +190,7 @@ template <class T> nb::list list_of(const std::vector<T>& values) {
 
 /// Calls `function` without the GIL, and returns what it returns.
 template <class Function> auto without_gil(Function&& function) {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     return function();
 }
 

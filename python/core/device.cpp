@@ -12,6 +12,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 
 namespace safemap::python {
 namespace {
@@ -48,6 +49,11 @@ class Leased {
 public:
     Leased(Lease lease, std::shared_ptr<Device> device)
         : lease_(std::make_shared<Lease>(std::move(lease))), device_(std::move(device)) {}
+    ~Leased() {
+        if (lease_) let_go(std::move(lease_));
+    }
+    Leased(const Leased&) = delete;
+    Leased& operator=(const Leased&) = delete;
 
     /// Calls `use` with the lease. Raises invalid_argument once it has ended.
     template <class Use> auto with(Use&& use) {
@@ -206,8 +212,13 @@ public:
     Uploads(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
         : device_(std::move(device)),
           checkpoint_(std::move(checkpoint)),
-          uploader_(std::make_shared<Uploader>(device_, checkpoint_, options)) {}
-    ~Uploads() { close(); }
+          uploader_(std::make_shared<Uploader>(device_, checkpoint_, options)) {
+        all().insert(this);
+    }
+    ~Uploads() {
+        all().erase(this);
+        close();
+    }
     Uploads(const Uploads&) = delete;
     Uploads& operator=(const Uploads&) = delete;
 
@@ -218,13 +229,17 @@ public:
     }
     void close() {
         bundles_.clear();
-        std::shared_ptr<Uploader> last = std::move(uploader_);
-        uploader_.reset();
-        without_gil([&] { last.reset(); });
+        if (uploader_) let_go(std::exchange(uploader_, nullptr));
     }
     Held leased(Lease lease) const { return {std::make_shared<Leased>(std::move(lease), device_)}; }
     const std::shared_ptr<Device>& device() const noexcept { return device_; }
     bool closed() const noexcept { return uploader_ == nullptr; }
+
+    /// The uploaders of the process. Guarded by the GIL.
+    static std::set<Uploads*>& all() {
+        static std::set<Uploads*> uploads;
+        return uploads;
+    }
 
     /// Returns the bundle of a Bundle, a name, a prefix, a pattern, a list of names, or a list of LazyTensors. Bundles
     /// of texts are kept, so that their tensors stay on the device.
@@ -348,9 +363,7 @@ class Order {
 public:
     Order(UploadOrder order, std::shared_ptr<Device> device, bool once)
         : order_(std::move(order)), device_(std::move(device)), once_(once), left_(order_.size()) {}
-    ~Order() {
-        without_gil([&] { order_.end(); });
-    }
+    ~Order() { let_go(std::move(order_)); }
     Order(const Order&) = delete;
     Order& operator=(const Order&) = delete;
 
@@ -537,6 +550,14 @@ Release a lease before the step after the next one: until then, its memory is no
 }
 
 }  // namespace
+
+void close_uploaders() {
+    while (!Uploads::all().empty()) {
+        Uploads* const one = *Uploads::all().begin();
+        Uploads::all().erase(one);
+        one->close();
+    }
+}
 
 void bind_device(nb::module_& module) {
     bind_tensors_of_devices(module);

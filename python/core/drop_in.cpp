@@ -560,7 +560,7 @@ class BytesSink final : public Sink {
 public:
     const std::string& name() const noexcept override { return name_; }
     void allocate(std::uint64_t size) override {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         file_ = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
         if (!file_.is_valid()) throw nb::python_error();
         bytes_ = reinterpret_cast<std::byte*>(PyBytes_AsString(file_.ptr()));

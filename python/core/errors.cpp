@@ -70,7 +70,7 @@ void interruptible(const std::function<void(const std::stop_token&)>& function) 
         changed.notify_one();
     });
     const auto wait = [&] {
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         std::unique_lock lock(mutex);
         return changed.wait_for(lock, std::chrono::milliseconds(50), [&] { return done; });
     };
@@ -78,7 +78,7 @@ void interruptible(const std::function<void(const std::stop_token&)>& function) 
         while (!wait()) run_signal_handlers();
     } catch (...) {
         worker.request_stop();
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         worker.join();
         throw;
     }
@@ -95,7 +95,7 @@ Monitor monitor_for(nb::object progress) {
     const auto function = std::make_shared<Kept>(std::move(progress));
     Monitor monitor;
     monitor.on_progress = [function](const Progress& now) {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         run_signal_handlers();
         if (!function->get().is_valid()) return true;
         return !function->get()(to_python(now.stage), now.bytes_done, now.bytes_total).is(nb::handle(Py_False));
@@ -109,7 +109,7 @@ Kept::~Kept() {
         (void)object_.release();
         return;
     }
-    const nb::gil_scoped_acquire acquired;
+    const GilAcquire acquired;
     object_.reset();
 }
 

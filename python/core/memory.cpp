@@ -139,7 +139,7 @@ Strided strided_torch(const std::string& name, nb::object tensor) {
 
 /// Copies bytes of a tensor on another device to the host. `bytes` is a row of uint8.
 void copy_from_device(nb::handle bytes, std::uint64_t offset, std::span<std::byte> into) {
-    const nb::gil_scoped_acquire acquired;
+    const GilAcquire acquired;
     const nb::object part = bytes.attr("narrow")(0, offset, into.size()).attr("cpu")();
     std::memcpy(into.data(), reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(part.attr("data_ptr")())),
                 into.size());
@@ -223,7 +223,7 @@ struct KeptView {
             static_cast<void>(view.release());
             return;
         }
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         view.reset();
     }
     KeptView(const KeptView&) = delete;

@@ -7,6 +7,7 @@ namespace {
 void bind_all(nb::module_& module) {
     module.attr("__version__") = SAFEMAP_VERSION;
     bind_errors(module);
+    bind_ending(module);
     bind_tensor(module);
     bind_checkpoint(module);
     bind_saving(module);

@@ -38,7 +38,7 @@ std::map<std::string, Checkpoint> folders_from(nb::handle mapping) {
 std::function<void(const SaveReport&)> plan_hook(nb::handle function) {
     if (!PyCallable_Check(function.ptr())) wrong_type("a callable for on_plan", function);
     return [kept = std::make_shared<Kept>(nb::borrow(function))](const SaveReport& plan) {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         kept->get()(to_python(plan));
     };
 }

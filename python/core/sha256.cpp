@@ -15,7 +15,7 @@ namespace {
 class HashlibSha256 final : public Sha256Stream {
 public:
     void update(std::span<const std::byte> bytes) override {
-        const nb::gil_scoped_acquire held;
+        const GilAcquire held;
         // Python reads it and keeps no reference.
         auto* const data = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
         const auto view = nb::steal(PyMemoryView_FromMemory(data, static_cast<Py_ssize_t>(bytes.size()), PyBUF_READ));
@@ -24,7 +24,7 @@ public:
     }
 
     std::array<std::byte, 32> digest() const override {
-        const nb::gil_scoped_acquire held;
+        const GilAcquire held;
         const auto bytes = nb::cast<nb::bytes>(nb::borrow(hash_.get()).attr("digest")());
         std::array<std::byte, 32> digest = {};
         const auto* const begin = static_cast<const std::byte*>(bytes.data());
@@ -34,7 +34,7 @@ public:
 
 private:
     static nb::object begin() {
-        const nb::gil_scoped_acquire held;
+        const GilAcquire held;
         return nb::module_::import_("hashlib").attr("sha256")();
     }
 

@@ -131,14 +131,14 @@ void read_block(const Value& value, std::uint64_t offset, std::span<std::byte> i
 ShardWriter::Fill blocks_of(const Value& value) {
     return [&value](std::uint64_t offset, std::span<std::byte> into) {
         read_block(value, offset, into);
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     };
 }
 
 /// Calls `write` without the GIL with the bytes of the value, its view, or its lazy tensor.
 template <class Write> void write_value(const Value& value, Write&& write) {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     if (const auto* const view = std::get_if<TensorView>(&value)) return write(*view);
     if (const auto* const tensor = std::get_if<LazyTensor>(&value)) return write(*tensor);
     const Source& source = *std::get<0>(value);
@@ -169,7 +169,7 @@ void write_box(Writer& self, nb::handle key, nb::handle start, nb::handle given)
     const Shape at = shape_from(start, "the start of a box");
     const Value value = value_from(name, given);
     if (std::holds_alternative<std::shared_ptr<const Source>>(value)) wrong_type("a tensor, which has a shape", given);
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     if (const auto* const view = std::get_if<TensorView>(&value)) shards->write_box(name, at, *view);
     else shards->write_box(name, at, std::get<LazyTensor>(value));
 }

@@ -26,7 +26,7 @@ public:
     void allocate(std::uint64_t size) override { size_ = size; }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         const WithoutGilLock turn(mutex_);
         seek(begin_ + offset);
         while (!bytes.empty()) {
@@ -40,7 +40,7 @@ public:
 
     bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!readable_ || into.empty()) return readable_;
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         const WithoutGilLock turn(mutex_);
         seek(begin_ + offset);
         read_from(file_.get(), begin_ + offset, into);
@@ -48,14 +48,14 @@ public:
     }
 
     void commit() override {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         seek(begin_ + size_);
         if (nb::hasattr(file_.get(), "flush")) file_.get().attr("flush")();
     }
 
     /// Cuts off what was written. An object that cannot do that keeps it.
     void abandon() noexcept override {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
         PyErr_Fetch(&type, &value, &trace);
         try {

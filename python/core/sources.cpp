@@ -18,7 +18,7 @@ public:
     }
     ~Buffer() {
         if (!Py_IsInitialized()) return;
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         PyBuffer_Release(&view_);
     }
     Buffer(const Buffer&) = delete;
@@ -46,7 +46,7 @@ public:
     }
 
     void read(std::uint64_t offset, std::span<std::byte> into) const {
-        const nb::gil_scoped_acquire acquired;
+        const GilAcquire acquired;
         const WithoutGilLock turn(mutex_);
         file_.get().attr("seek")(offset);
         read_from(file_.get(), offset, into);
@@ -87,7 +87,7 @@ void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into)
 }
 
 WithoutGilLock::WithoutGilLock(std::mutex& mutex) : mutex_(mutex) {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     mutex_.lock();
 }
 

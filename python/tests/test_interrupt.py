@@ -370,6 +370,48 @@ safemap.kept = holder
             shutil.rmtree(tmp_path / "w")
 
 
+def test_a_process_may_end_while_daemons_work(large, tmp_path):
+    safemap.save(tmp_path / "m.safetensors", {f"w{i}": np.zeros(1 << 17) for i in range(40)})
+    script = f"""
+import io, threading, time, numpy, safemap
+big, small = {str(large / "big.safetensors")!r}, {str(tmp_path / "m.safetensors")!r}
+
+class Slow:
+    def __init__(self):
+        self.file, self.slow = open(small, "rb"), False
+    def read(self, size=-1):
+        if self.slow:
+            time.sleep(0.01)
+        return self.file.read(size)
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+def forever(function):
+    def run():
+        while True:
+            function()
+    threading.Thread(target=run, daemon=True).start()
+
+source = Slow()
+uploader = safemap.Uploader(source)
+source.slow = True
+lease = uploader.request("*")
+other = safemap.Uploader(safemap.open(Slow()), budget="4MB")
+forever(lambda: safemap.digests(big))
+forever(lambda: safemap.digests(small, algorithm="sha256"))
+forever(lambda: safemap.open(small)["w1"].numpy(copy=True))
+forever(lambda: safemap.verify(small, progress=lambda *_: None))
+forever(lambda: safemap.open(open(small, "rb"))["w3"].tobytes())
+forever(lambda: safemap.save(io.BytesIO(), small))
+forever(lambda: other.acquire("w2").release())
+time.sleep({random.uniform(0.05, 0.3)})
+"""
+    for _ in range(10 if WHOLE else 1):
+        done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], capture_output=True, text=True,
+                              timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 # Memory and descriptors.
 
 
