@@ -17,14 +17,22 @@ constexpr std::size_t longest_name = 256;  // the time for a distance is the pro
 /// Returns the largest distance that is near: a third of the name, and at least two edits.
 std::size_t near(std::string_view wanted) { return std::max<std::size_t>(2, wanted.size() / 3); }
 
+/// Returns true if one name is the other below a prefix, "model/norm.weight" and "norm.weight".
+bool is_below(std::string_view longer, std::string_view shorter) {
+    if (shorter.empty() || longer.size() <= shorter.size() || !longer.ends_with(shorter)) return false;
+    const char before = longer[longer.size() - shorter.size() - 1];
+    return before == '.' || before == '/';
+}
+
 }  // namespace
 
 void NearNames::consider(std::string_view name) {
     const std::size_t longer = std::max(name.size(), wanted_.size());
     const std::size_t shorter = std::min(name.size(), wanted_.size());
     const std::size_t worst = names_.size() == most_names ? distances_.back() : near(wanted_) + 1;
-    if (longer > longest_name || longer - shorter >= worst) return;
-    const std::size_t edits = distance(name);
+    const bool below = is_below(name, wanted_) || is_below(wanted_, name);
+    if (!below && (longer > longest_name || longer - shorter >= worst)) return;
+    const std::size_t edits = below ? 1 : distance(name);
     if (edits >= worst) return;
     const auto place = std::upper_bound(distances_.begin(), distances_.end(), edits) - distances_.begin();
     distances_.insert(distances_.begin() + place, edits);

@@ -200,6 +200,7 @@ nb::object repair_path(nb::handle path, nb::handle out, const nb::kwargs& keywor
     }
     const std::filesystem::path from = place_of(path);
     const std::filesystem::path to = path_from(out);
+    if (!options.one_file) cli::require_out(to.native());
     const RepairReport report = without_gil([&] { return repair(from, to, options, open); });
     return record("RepairReport", python::to_python(report.repairs), python::to_python(report.saved));
 }

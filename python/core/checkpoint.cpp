@@ -201,6 +201,14 @@ nb::object reduced(const Handle& self) {
     return nb::make_tuple(nb::module_::import_("safemap._origin").attr("checkpoint"), nb::make_tuple(self.origin));
 }
 
+/// Raises an error for bytes that are the path of a file: bytes are contents.
+void refuse_path_in_bytes(nb::handle value, const Error& error) {
+    std::error_code failed;
+    if (!PyBytes_Check(value.ptr()) || !std::filesystem::exists(path_from(value), failed)) return;
+    throw Error(error.code(), "the bytes are the path of a file, not its contents")
+        .with_hint("give the path as a str: os.fsdecode(path)");
+}
+
 std::string description(const Handle& self) {
     if (!self.checkpoint) return "<safemap.Checkpoint, closed>";
     return "<safemap.Checkpoint " + std::string(name(self.get().format())) + ", " + std::to_string(self.get().size()) +
@@ -216,11 +224,16 @@ Checkpoint open_any(nb::handle path, const OpenOptions& options) {
     if (!is_path(path) && !source) wrong_type("a path, a list of paths, bytes, or a binary file object", path);
     const std::filesystem::path file = source ? std::filesystem::path() : path_from(path);
     std::optional<Checkpoint> opened;
-    interruptible([&](const std::stop_token& stop) {
-        OpenOptions with_stop = options;
-        with_stop.work.monitor.stop = stop;
-        opened = source ? Checkpoint::open(source, with_stop) : Checkpoint::open(file, with_stop);
-    });
+    try {
+        interruptible([&](const std::stop_token& stop) {
+            OpenOptions with_stop = options;
+            with_stop.work.monitor.stop = stop;
+            opened = source ? Checkpoint::open(source, with_stop) : Checkpoint::open(file, with_stop);
+        });
+    } catch (const Error& error) {
+        refuse_path_in_bytes(path, error);
+        throw;
+    }
     return *opened;
 }
 
@@ -238,7 +251,7 @@ Tensor Handle::tensor(const LazyTensor& lazy) const { return {lazy, origin, lazy
 
 void bind_checkpoint(nb::module_& module) {
     module.def(
-        "open", open, nb::arg("path"), nb::arg("options"),
+        "open", open, nb::arg("path").none(), nb::arg("options"),
         nb::sig("def open(path: str | os.PathLike | bytes | typing.BinaryIO | collections.abc.Sequence, *, "
                 "root: str | None = None, root_auto: bool = False, ema: bool = False, "
                 "access: str = \"private_copy\", policy: str = \"compatible\", strict_globals: bool = False, "
@@ -248,8 +261,7 @@ void bind_checkpoint(nb::module_& module) {
                 "-> Checkpoint"),
         R"doc(Opens a checkpoint of any format: a file, folder, index, list of shards, bytes, or binary file object.
 
-Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle. Options are those of OpenOptions in
-C++:
+Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle.
 
 - root: the part of a nested state dict whose tensors are given, "" for all of it
 - root_auto: take the model, by the names that trainers give to it
@@ -264,6 +276,7 @@ C++:
 
 Raises SafemapError, and FileNotFoundError for a path that does not exist. Ctrl-C ends it.)doc");
     nb::class_<Handle>(module, "Checkpoint", nb::is_final(),
+                       nb::sig("class Checkpoint(collections.abc.Mapping[str, LazyTensor])"),
                        R"doc(An open checkpoint: a mapping of names to lazy tensors.
 
 All names are keys, those of tied tensors too. Tensors may outlive it. All threads may use it. It can be pickled if it
@@ -298,7 +311,7 @@ Example:
         .def("values", values, nb::sig("def values(self) -> list[LazyTensor]"))
         .def("items", items, nb::sig("def items(self) -> list[tuple[str, LazyTensor]]"))
         .def("get", get, nb::arg("name"), nb::arg("default") = nb::none(),
-             nb::sig("def get(self, name: str, default: object = None) -> object"))
+             nb::sig("def get(self, name: str, default: typing.Any = None) -> LazyTensor | typing.Any"))
         .def_prop_ro(
             "format", [](const Handle& self) { return to_python(name(self.get().format())); },
             nb::sig("def format(self, /) -> str"), R"doc("safetensors", "torch", "zero", "dcp" or "fsdp".)doc")

@@ -52,8 +52,7 @@ Slice slice_from(nb::handle key) {
         return {.start = bound_from(key.attr("start")), .stop = bound_from(key.attr("stop")), .step = step.value_or(1)};
     }
     if (PyBool_Check(key.ptr()) || !PyIndex_Check(key.ptr()))
-        wrong_type("an integer, a slice or ... as an index; tensors are indexed further after .torch() or .numpy()",
-                   key);
+        wrong_type("integers, slices and ... as indices (index .torch() or .numpy() with others)", key);
     return Slice::at(index_from(key));
 }
 
@@ -122,7 +121,7 @@ Dtype dtype_from(nb::handle value) {
     if (PyUnicode_Check(value.ptr())) return cli::parse_dtype_name(without_module(text_from(value, "a dtype")));
     const std::string text = nb::cast<std::string>(nb::str(value));
     if (const std::optional<Dtype> dtype = parse_dtype(without_module(text))) return *dtype;
-    const std::string name = numpy_name(value);
+    const std::string name = value.is_none() ? "" : numpy_name(value);  // NumPy takes None for float64
     if (name == "bool") return Dtype::boolean;
     if (const std::optional<Dtype> dtype = parse_dtype(name)) return *dtype;
     wrong_type("a dtype such as \"bf16\", torch.bfloat16 or numpy.float16", value);

@@ -121,7 +121,7 @@ void close_uploaders();
 [[nodiscard]] bool flag_from(nb::handle value, const char* what);
 [[nodiscard]] unsigned count_from(nb::handle value, const char* what);
 [[nodiscard]] double real_from(nb::handle value, const char* what);
-/// Raises TypeError: "FUNCTION() has no option 'key'".
+/// Raises TypeError: "FUNCTION() has no option 'key'", and the option that it may be.
 [[noreturn]] void unknown_option(const char* function, const std::string& key);
 /// Sets one option of OpenOptions, or of SaveOptions. Return false for a name that they do not have.
 [[nodiscard]] bool set_open_option(OpenOptions& options, const std::string& key, nb::handle value);

@@ -292,7 +292,15 @@ private:
     std::map<std::string, Bundle, std::less<>> bundles_;
 };
 
-void make_uploader(Uploads* self, nb::handle checkpoint, const std::string& device, nb::handle budget,
+/// Returns the name of a device: of a str, or of a torch.device. torch calls the host "cpu".
+std::string device_from(nb::handle value) {
+    const bool torch_device = nb::hasattr(value, "type") && nb::hasattr(value, "index");
+    if (!PyUnicode_Check(value.ptr()) && !torch_device) wrong_type("a device such as \"cuda:0\"", value);
+    const std::string name = text_from(nb::str(value), "a device");
+    return name == "cpu" ? "host" : name;
+}
+
+void make_uploader(Uploads* self, nb::handle checkpoint, nb::handle device, nb::handle budget,
                    nb::handle staging_bytes, nb::handle host_bytes, unsigned readers, bool direct_reads,
                    bool keep_addresses) {
     const auto size = [](nb::handle value) { return value.is_none() ? 0 : size_from(value); };
@@ -302,8 +310,9 @@ void make_uploader(Uploads* self, nb::handle checkpoint, const std::string& devi
                                 .readers = readers,
                                 .direct_reads = direct_reads,
                                 .keep_addresses = keep_addresses};
+    const std::string device_name = device_from(device);
     Checkpoint opened = checkpoint_from(checkpoint);
-    auto opened_device = without_gil([&] { return Device::open(device); });
+    auto opened_device = without_gil([&] { return Device::open(device_name); });
     new (self) Uploads(std::move(opened_device), std::move(opened), options);
 }
 
@@ -566,9 +575,9 @@ void bind_device(nb::module_& module) {
         module, "Uploader", nb::is_final(),
         R"doc(Brings tensors of a checkpoint to a device on demand, and evicts them to stay within a budget.
 
-`checkpoint` is what safemap.save() takes. `device` is "host", "cuda:N" or "opencl:N". `budget` is the device memory
-that it may use, bytes or a text such as "8GB"; None takes nine tenths of what is free. `host_bytes` keeps evicted
-weights in memory of the host. Options are those of UploadOptions in C++.
+`checkpoint` is what safemap.save() takes. `device` is "host" (or "cpu"), "cuda:N" or "opencl:N", or a torch.device.
+`budget` is the device memory that it may use, bytes or a text such as "8GB"; None takes nine tenths of what is free.
+`host_bytes` keeps evicted weights in memory of the host. Options are those of UploadOptions in C++.
 
 Methods take a name, a prefix ("model.layers.1"), a pattern, a list of names or LazyTensors, or a bundle().
 
@@ -576,10 +585,10 @@ Example:
     with safemap.Uploader("model/", "cuda:0", budget="8GB") as uploader:
         for lease in uploader.follow([f"model.layers.{i}" for i in range(80)]):
             weight = lease[lease.keys()[0]].torch())doc")
-        .def("__init__", make_uploader, nb::arg("checkpoint").none(), nb::arg("device") = "host", nb::kw_only(),
+        .def("__init__", make_uploader, nb::arg("checkpoint").none(), nb::arg("device").none() = "host", nb::kw_only(),
              nb::arg("budget") = nb::none(), nb::arg("staging_bytes") = nb::none(), nb::arg("host_bytes") = nb::none(),
              nb::arg("readers") = 0U, nb::arg("direct_reads") = true, nb::arg("keep_addresses") = false,
-             nb::sig("def __init__(self, checkpoint: typing.Any, device: str = \"host\", *, "
+             nb::sig("def __init__(self, checkpoint: typing.Any, device: str | torch.device = \"host\", *, "
                      "budget: int | str | None = None, staging_bytes: int | str | None = None, "
                      "host_bytes: int | str | None = None, readers: int = 0, direct_reads: bool = True, "
                      "keep_addresses: bool = False) -> None"))

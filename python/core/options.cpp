@@ -80,7 +80,8 @@ bool set_contents(SaveOptions& options, const std::string& key, nb::handle value
 }  // namespace
 
 void unknown_option(const char* function, const std::string& key) {
-    throw nb::type_error((std::string(function) + "() has no option '" + key + "'").c_str());
+    const nb::object text = nb::module_::import_("safemap._errors").attr("unknown_option")(function, to_python(key));
+    throw nb::type_error(text_from(text, "a text").c_str());
 }
 
 bool flag_from(nb::handle value, const char* what) {

@@ -1,5 +1,6 @@
 // safemap.save(): a checkpoint or a dict of tensors to a path or a file object.
 #include "core.hpp"
+#include "parse.hpp"
 
 #include <safemap/advanced/text.hpp>
 
@@ -51,6 +52,7 @@ nb::object save(nb::handle out, nb::handle tensors, const nb::kwargs& keywords) 
     const SaveOptions options = save_options(keywords, checkpoint);
     if (!is_path(out)) return python::to_python(save_to_file(out, checkpoint, options));
     const std::filesystem::path path = path_from(out);
+    if (!options.one_file) cli::require_out(path.native());
     return python::to_python(without_gil([&] { return safemap::save(path, checkpoint, options); }));
 }
 

@@ -1,5 +1,6 @@
 // safemap.ShardWriter: a checkpoint that is written piece by piece.
 #include "core.hpp"
+#include "parse.hpp"
 
 #include <safemap/advanced/shard_writer.hpp>
 #include <safemap/advanced/text.hpp>
@@ -95,7 +96,9 @@ void make_writer(Writer* self, nb::handle out, nb::handle tensors, const nb::kwa
         const std::string option = text_from(key, "an option");
         if (option == "progress" || !set_save_option(options, option, value)) unknown_option("ShardWriter", option);
     }
-    new (self) Writer(path_from(out), declarations(tensors), options);
+    const std::filesystem::path path = path_from(out);
+    if (!options.one_file) cli::require_out(path.native());
+    new (self) Writer(path, declarations(tensors), options);
 }
 
 Value value_from(const std::string& name, nb::handle value) {

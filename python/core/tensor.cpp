@@ -196,7 +196,12 @@ Tensor sliced(const Tensor& tensor, nb::handle key) {
 
 Tensor cast_to(const Tensor& tensor, nb::handle dtype) {
     const Dtype wanted = dtype_from(dtype);
-    return with_step(tensor, tensor.lazy.cast(wanted), {.dtype = wanted});
+    try {
+        return with_step(tensor, tensor.lazy.cast(wanted), {.dtype = wanted});
+    } catch (Error& error) {
+        throw std::move(error.with_hint("only floating-point dtypes are cast to each other; for other casts use "
+                                        ".torch().to(dtype) or .numpy().astype(dtype)"));
+    }
 }
 
 std::uint64_t length(const Tensor& tensor) {
@@ -318,16 +323,23 @@ records, and sources that may not be written to.)doc")
              R"doc(Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where possible.
 
 NumPy has no BF16 and F8: their dtypes are those of the package ml_dtypes. Raises ImportError without it.)doc")
-        .def("to", cast_to, nb::arg("dtype"), nb::sig("def to(self, dtype: object) -> LazyTensor"),
+        .def("to", cast_to, nb::arg("dtype").none(), nb::sig("def to(self, dtype: object) -> LazyTensor"),
              R"doc(Returns a lazy tensor that is cast when it is read: "bf16", torch.bfloat16, numpy.float16.
 
 Floating-point dtypes can be cast to each other, rounding to nearest even. Raises SafemapError (unsupported_cast).)doc")
-        .def("__getitem__", sliced, nb::sig("def __getitem__(self, index: object, /) -> LazyTensor"),
+        .def("__getitem__", sliced, nb::arg("index").none(), nb::sig("def __getitem__(self, index: object, /) -> LazyTensor"),
              "Returns a lazy part: integers, slices (also with negative steps) and `...`. Reads nothing.")
         .def("__len__", length)
+        .def(
+            "__iter__",
+            [](nb::handle self) {
+                (void)length(nb::cast<const Tensor&>(self));
+                return nb::steal(PySeqIter_New(self.ptr()));
+            },
+            nb::sig("def __iter__(self) -> collections.abc.Iterator[LazyTensor]"))
         .def("__repr__", description)
         .def("__array__", array_of, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-             nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.ndarray"))
+             nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> typing.Any"))
         .def("__dlpack__", dlpack_of, nb::kw_only(), nb::arg("stream") = nb::none(),
              nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
              nb::sig("def __dlpack__(self, *, stream: object = None, max_version: tuple[int, int] | None = None, "

@@ -29,10 +29,10 @@ _Mapping.register(Checkpoint)
 # Names that are imported when they are first used, and their modules: `import safemap` takes milliseconds.
 _later = {
     "Opaque": "_tree",
-    "load": "_load",
-    "load_state_dict": "_model",
+    "load": "_loading",
+    "load_state_dict": "_loading",
     "patch_safetensors": "_patch",
-    "state_dict": "_load",
+    "state_dict": "_loading",
 }
 _submodules = ("safetensors", "transformers", "vllm")
 
@@ -59,11 +59,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name not in _later and name not in _submodules:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+TYPE_CHECKING = False  # a type checker takes it for true
+if TYPE_CHECKING:
+    from . import safetensors, transformers, vllm
+    from ._loading import load, load_state_dict, state_dict
+    from ._patch import patch_safetensors
+    from ._tree import Opaque
+else:
 
-    module = import_module(f".{_later.get(name, name)}", __name__)
-    found = globals()[name] = module if name in _submodules else getattr(module, name)
-    return found
+    def __getattr__(name: str):
+        if name not in _later and name not in _submodules:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        module = import_module(f".{_later.get(name, name)}", __name__)
+        found = globals()[name] = module if name in _submodules else getattr(module, name)
+        return found
+
+    def __dir__():
+        return sorted({*__all__, *_submodules, *(name for name in globals() if name.startswith("__"))})

@@ -1,4 +1,4 @@
-"""safemap.load_state_dict(): a checkpoint into a module of torch."""
+"""safemap.load_state_dict(): what needs torch. A checkpoint into a module of torch."""
 
 from __future__ import annotations
 
@@ -7,45 +7,14 @@ import collections
 import torch
 
 from . import _core
-from ._errors import exception_for
-from ._load import _opened
+from ._errors import SafemapError, exception_for
 
 _floats = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
-def load_state_dict(model, path, *, strict=True, assign=True, device=None, dtype=None, progress=None, **options):
-    """Loads a checkpoint into a module, as model.load_state_dict(torch.load(path), strict, assign) does.
-
-    Only what the module needs is read, and with `assign` nothing: its Parameters become views of the mapped file, and
-    what is written to them changes no file. A module on the device meta needs `assign`. Tied Parameters stay tied, and
-    one name of them is enough. Of a file with more than a model in it, the model is taken, as trainers name it.
-
-    Args:
-        path: whatever safemap.open() takes, or a Checkpoint.
-        strict: raises unless the names of the module and of the checkpoint are the same.
-        assign: the module gets the tensors of the checkpoint, with their dtypes; otherwise their values are copied.
-        device: where the tensors go before they are assigned; None: the host.
-        dtype: what floating-point tensors are cast to, such as "bf16" or torch.bfloat16; None: they keep theirs.
-        progress: None, True, or a callable (stage, done, total); for what has to be read.
-        options: options of safemap.open().
-
-    Returns:
-        What torch returns: missing_keys and unexpected_keys.
-
-    Raises:
-        SafemapError: code `model_mismatch`, with names and shapes; also for other shapes without `strict`. If torch can
-            tell by the names alone, the module has not changed.
-
-    Example:
-        with torch.device("meta"):
-            model = Model(config)
-        safemap.load_state_dict(model, "model.safetensors")
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(path, _core.Checkpoint) and not {"root", "stored_names"} & set(options):
-        options.setdefault("root_auto", True)
-    fit = _Fit(model, _opened(path, options))
+def load_into(model, checkpoint, strict: bool, assign: bool, device, dtype, progress):
+    """Does what load_state_dict() does, for an open checkpoint."""
+    fit = _Fit(model, checkpoint)
     changes = _changes_names(model)
     if not changes:
         fit.require(strict)
@@ -139,7 +108,12 @@ class _Fit:
             elif held is None and isinstance(value, torch.Tensor) and not name.endswith("num_batches_tracked"):
                 expected[name] = str(value.dtype), () if _is_lazy(value) else value.shape
         fill = "error" if strict else "none"
-        _core.plan(self.checkpoint, expected, fill=fill, ignore_unexpected=not strict).require()
+        try:
+            _core.plan(self.checkpoint, expected, fill=fill, ignore_unexpected=not strict).require()
+        except SafemapError as error:
+            if not self.misshapen and self.found:
+                error.hint = error.hint or "strict=False loads the tensors that both have"
+            raise
 
     def state(self, device, dtype, assign: bool, progress, rest: bool):
         """Returns the state dict to load, with one object for tied names; with `rest`, unexpected names too."""

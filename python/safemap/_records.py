@@ -58,6 +58,9 @@ class DiffReport(_report("DiffReport", "only_in_a only_in_b different close note
         """True if the checkpoints are equal. Close tensors count as equal."""
         return not (self.only_in_a or self.only_in_b or self.different)
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace("DiffReport(", f"DiffReport(equal={self.equal}, ", 1)
+
     def __bool__(self):
         raise TypeError("a DiffReport is neither true nor false: use .equal")
 

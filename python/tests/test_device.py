@@ -52,6 +52,16 @@ def test_leases_have_the_tensors(model):
         assert uploader.stats().uploaded_bytes >= 1 << 18
 
 
+def test_names_of_devices(model):
+    torch = pytest.importorskip("torch")
+    for device in ("host", "cpu", torch.device("cpu")):
+        assert safemap.Uploader(model, device).device == "host"
+    with pytest.raises(TypeError, match="expected a device such as"):
+        safemap.Uploader(model, None)
+    with pytest.raises(safemap.SafemapError, match="cuda:99"):
+        safemap.Uploader(model, torch.device("cuda", 99))
+
+
 def test_what_can_be_acquired(model):
     uploader = safemap.Uploader(model)
     names = {"embed": 1, "model.layers": 12, "model.layers.1": 2, "*.w": 6}

@@ -110,6 +110,10 @@ def test_faults_name_tensors_and_shapes_and_change_nothing(trained):
     assert ours.missing_keys == theirs.missing_keys and sorted(ours.unexpected_keys) == sorted(theirs.unexpected_keys)
     with pytest.raises(TypeError, match="Module"):
         safemap.load_state_dict({}, path)
+    model.added = torch.nn.Linear(1, 1)
+    with pytest.raises(safemap.SafemapError) as error:
+        safemap.load_state_dict(model, path)
+    assert error.value.hint == "strict=False loads the tensors that both have"
 
 
 def test_the_model_of_a_training_file_is_taken(trained, tmp_path):

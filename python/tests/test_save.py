@@ -133,6 +133,17 @@ def test_what_is_no_checkpoint_and_no_output(tmp_path):
             safemap.save(out, tensors())
 
 
+def test_names_of_other_formats_are_refused(tmp_path):
+    out = tmp_path / "model.pt"
+    for call in (safemap.save, safemap.ShardWriter):
+        with pytest.raises(ValueError, match="ends in .pt, but safemap writes safetensors"):
+            call(out, tensors())
+    assert not out.exists()
+    assert safemap.save(out, tensors(), one_file=True).files == ["model.pt"]
+    with pytest.raises(ValueError, match="ends in .ckpt"):
+        safemap.repair(out, tmp_path / "m.ckpt")
+
+
 def test_nothing_is_replaced_unless_asked(tmp_path):
     out = tmp_path / "m.safetensors"
     safemap.save(out, tensors())

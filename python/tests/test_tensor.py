@@ -130,3 +130,23 @@ def test_extras_and_stored_names(model, tmp_path):
 
     again = pickle.loads(pickle.dumps(safemap.open(tmp_path / "tied.safetensors").stored_as(["lm_head.weight"])))
     assert again.ties == [["lm_head.weight", "embed_tokens.weight"]]
+
+
+def test_rows(model):
+    tensor = safemap.open(model)["layers.1.w"]
+    assert [row.shape for row in tensor] == [(3,), (3,)]
+    with pytest.raises(TypeError, match="0-d"):
+        iter(tensor[0, 0])
+
+
+def test_arguments_that_are_none_or_cannot_be_cast_to(model):
+    tensor = safemap.open(model)["layers.1.w"]
+    with pytest.raises(TypeError, match="expected integers, slices"):
+        tensor[None]
+    with pytest.raises(TypeError, match="expected a dtype such as"):
+        tensor.to(None)
+    with pytest.raises(TypeError, match="expected a path"):
+        safemap.open(None)
+    with pytest.raises(safemap.SafemapError, match="no cast from F32 to I64") as caught:
+        tensor.to("int64")
+    assert ".numpy().astype(dtype)" in caught.value.hint

@@ -30,4 +30,12 @@ TEST_CASE("a name that is too different is not suggested") {
     CHECK(near("", {"a"}) == std::vector<std::string>{"a"});
 }
 
+TEST_CASE("a name below a prefix is near, however long the prefix is") {
+    const std::string long_name = std::string(10'000, 'm') + "/norm.weight";
+    CHECK(near("norm.weight", {"norm.height", long_name, "model.layernorm.weight"}) ==
+          std::vector<std::string>{"norm.height", long_name});
+    CHECK(near("module.norm.weight", {"norm.weight", "form.weight"}) == std::vector<std::string>{"norm.weight"});
+    CHECK(near("norm.weight", {"norm.weight/", "/enormous.norm_weight"}) == std::vector<std::string>{"norm.weight/"});
+}
+
 }  // namespace near_names_test
