@@ -12,8 +12,8 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// A collection of the names nearest to a wanted one by edits (insert, delete, replace). A prefix such as "model." counts
-/// as one edit. Names that are not near are left out.
+/// A collection of the names nearest to a wanted one by edits (insert, delete, replace). A prefix such as "model."
+/// counts as one edit. Names that are not near are left out.
 class NearNames {
 public:
     explicit NearNames(std::string_view wanted) : wanted_(wanted) {}

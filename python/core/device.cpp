@@ -300,9 +300,8 @@ std::string device_from(nb::handle value) {
     return name == "cpu" ? "host" : name;
 }
 
-void make_uploader(Uploads* self, nb::handle checkpoint, nb::handle device, nb::handle budget,
-                   nb::handle staging_bytes, nb::handle host_bytes, unsigned readers, bool direct_reads,
-                   bool keep_addresses) {
+void make_uploader(Uploads* self, nb::handle checkpoint, nb::handle device, nb::handle budget, nb::handle staging_bytes,
+                   nb::handle host_bytes, unsigned readers, bool direct_reads, bool keep_addresses) {
     const auto size = [](nb::handle value) { return value.is_none() ? 0 : size_from(value); };
     const UploadOptions options{.device_budget = size(budget),
                                 .staging_bytes = size(staging_bytes),

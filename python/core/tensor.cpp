@@ -199,8 +199,9 @@ Tensor cast_to(const Tensor& tensor, nb::handle dtype) {
     try {
         return with_step(tensor, tensor.lazy.cast(wanted), {.dtype = wanted});
     } catch (Error& error) {
-        throw std::move(error.with_hint("only floating-point dtypes are cast to each other; for other casts use "
-                                        ".torch().to(dtype) or .numpy().astype(dtype)"));
+        throw std::move(
+            error.with_hint("only floating-point dtypes are cast to each other; for other casts use "
+                            ".torch().to(dtype) or .numpy().astype(dtype)"));
     }
 }
 
@@ -327,7 +328,8 @@ NumPy has no BF16 and F8: their dtypes are those of the package ml_dtypes. Raise
              R"doc(Returns a lazy tensor that is cast when it is read: "bf16", torch.bfloat16, numpy.float16.
 
 Floating-point dtypes can be cast to each other, rounding to nearest even. Raises SafemapError (unsupported_cast).)doc")
-        .def("__getitem__", sliced, nb::arg("index").none(), nb::sig("def __getitem__(self, index: object, /) -> LazyTensor"),
+        .def("__getitem__", sliced, nb::arg("index").none(),
+             nb::sig("def __getitem__(self, index: object, /) -> LazyTensor"),
              "Returns a lazy part: integers, slices (also with negative steps) and `...`. Reads nothing.")
         .def("__len__", length)
         .def(
