@@ -110,7 +110,8 @@ def _in_python(hint: str) -> str:
     renaming = r"renamed(lambda name: '\1' + name)" if of_model else r"renamed(lambda name: name.removeprefix('\1'))"
     hint = re.sub(r"--strip-prefix '?([^\s')]+)'?", renaming, hint)
     hint = re.sub(r" \(\w+Options::\w+\)", "", hint)
-    return re.sub(r"--([a-z][a-z-]*[a-z])(?: ('[^']*'|[A-Z]+\b|[0-9]+|bf16\b|keep\b|lenient\b|module\b))?", option, hint)
+    value = r"'[^']*'|[A-Z]+\b|[0-9]+|bf16\b|keep\b|lenient\b|module\b"
+    return re.sub(rf"--([a-z][a-z-]*[a-z])(?: ({value}))?", option, hint)
 
 
 _advice = {

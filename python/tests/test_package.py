@@ -1,4 +1,4 @@
-"""What a reader of the package sees: names, completion, and the types in its stubs."""
+"""The names of the package as a reader sees them: help, completion, and the types in its stubs."""
 
 import inspect
 import pathlib
