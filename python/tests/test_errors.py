@@ -52,8 +52,7 @@ def test_data_errors_are_no_os_errors(name):
         ("save shards (--max-shard-size), or not", "save shards (max_shard_size), or not"),
         ("save it with --ckpt-format torch_dist", "save it with --ckpt-format torch_dist"),
         ("safemap convert IN OUT --force does", "safemap convert IN OUT --force does"),
-        ("names of the checkpoint (--strip-prefix m.)",
-         "names of the checkpoint (renamed(lambda name: name.removeprefix('m.')))"),
+        ("names of the file (--strip-prefix m.)", "names of the file (renamed(lambda name: name.removeprefix('m.')))"),
         ("names of the model (--strip-prefix m.)", "names of the model (renamed(lambda name: 'm.' + name))"),
     ],
 )
@@ -62,7 +61,7 @@ def test_hints_name_options_of_python(hint, wanted):
 
 
 def test_every_option_of_the_command_line_in_a_hint_is_one_of_python():
-    signatures = [one.__doc__.split("\n")[0] for one in (safemap.open, safemap.save)]
+    signatures = [function.__doc__.split("\n")[0] for function in (safemap.open, safemap.save)]
     options = {name for signature in signatures for name in re.findall(r"(\w+): ", signature)}
     assert {*_errors._flags.values(), *_errors._valued.values()} <= options
 
@@ -71,12 +70,10 @@ def test_unknown_options_are_named_with_what_may_be_meant(tmp_path):
     for call, text in [
         (lambda: safemap.open("x", acces="copied"), "open() has no option 'acces'; did you mean 'access'?"),
         (lambda: safemap.save("x", {}, overwite=True), "save() has no option 'overwite'; did you mean 'overwrite'?"),
-        (lambda: safemap.ShardWriter("x", {}, checksum=True),
-         "ShardWriter() has no option 'checksum'; did you mean 'checksums'?"),
+        (lambda: safemap.ShardWriter("x", {}, stm="m"), "ShardWriter() has no option 'stm'; did you mean 'stem'?"),
         (lambda: safemap.scan("x", hiden=True), "scan() has no option 'hiden'; did you mean 'hidden'?"),
         (lambda: safemap.verify("x", polcy="strict"), "verify() has no option 'polcy'; did you mean 'policy'?"),
-        (lambda: safemap.repair("x", "y", overwrit=True),
-         "repair() has no option 'overwrit'; did you mean 'overwrite'?"),
+        (lambda: safemap.repair("x", "y", untye=True), "repair() has no option 'untye'; did you mean 'untie'?"),
         (lambda: safemap.open("x", zzz=1), "open() has no option 'zzz'"),
         (lambda: safemap.open("x", weights_only=True), "open() has no option 'weights_only': no pickle is run"),
     ]:

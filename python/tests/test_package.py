@@ -1,4 +1,4 @@
-"""The names of the package as a reader sees them: help, completion, and the types in its stubs."""
+"""Tests the names, the completion, and the types in the stubs of the package."""
 
 import inspect
 import pathlib
