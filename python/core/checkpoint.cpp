@@ -209,6 +209,12 @@ void refuse_path_in_bytes(nb::handle value, const Error& error) {
         .with_hint("give the path as a str: os.fsdecode(path)");
 }
 
+nb::list notes(const std::vector<std::string>& sentences) {
+    nb::list list;
+    for (const std::string& sentence : sentences) list.append(to_python(without_other_doors(sentence)));
+    return list;
+}
+
 std::string description(const Handle& self) {
     if (!self.checkpoint) return "<safemap.Checkpoint, closed>";
     return "<safemap.Checkpoint " + std::string(name(self.get().format())) + ", " + std::to_string(self.get().size()) +
@@ -301,12 +307,19 @@ Raises TypeError for other values, with their path.
 Example:
     trained = safemap.Checkpoint.of({"model": model.state_dict(), "step": 3})
     print(safemap.digests(trained).checkpoint))doc")
+        .def(
+            "__init__",
+            [](Handle*, const nb::args&, const nb::kwargs&) {
+                throw nb::type_error("a Checkpoint is made by safemap.open(path) or Checkpoint.of(tensors)");
+            },
+            nb::sig("def __init__(self, *args: object, **options: object) -> None"))
         .def("__getitem__", item, nb::sig("def __getitem__(self, name: str, /) -> LazyTensor"))
         .def("__contains__", contains)
         .def("__len__", count, "Returns the number of names, which counts tied tensors once for each name.")
         .def(
             "__iter__", [](const Handle& self) { return nb::iter(keys(self)); },
             nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
+        .def("_ipython_key_completions_", keys)
         .def("keys", keys, nb::sig("def keys(self) -> list[str]"))
         .def("values", values, nb::sig("def values(self) -> list[LazyTensor]"))
         .def("items", items, nb::sig("def items(self) -> list[tuple[str, LazyTensor]]"))
@@ -321,7 +334,7 @@ Example:
         .def_prop_ro("metadata", metadata, nb::sig("def metadata(self, /) -> dict[str, str]"),
                      "The pairs of `__metadata__`, without the structure document.")
         .def_prop_ro(
-            "notes", [](const Handle& self) { return to_python(self.get().notes()); },
+            "notes", [](const Handle& self) { return notes(self.get().notes()); },
             nb::sig("def notes(self, /) -> list[str]"), "Sentences about what was unusual, or skipped.")
         .def_prop_ro(
             "verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); },

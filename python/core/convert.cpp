@@ -64,6 +64,14 @@ nb::object to_python(std::string_view text) {
     return nb::steal(object);
 }
 
+std::string without_other_doors(std::string sentence) {
+    for (const std::string_view words : {"Checkpoint::", ", --optimizer converts it"}) {
+        const std::size_t at = sentence.find(words);
+        if (at != std::string::npos) sentence.erase(at, words.size());
+    }
+    return sentence;
+}
+
 nb::object to_python(const std::vector<std::string>& texts) {
     nb::list list;
     for (const std::string& text : texts) list.append(to_python(text));

@@ -116,6 +116,9 @@ void close_uploaders();
 /// Returns true if path_from() takes the value.
 [[nodiscard]] bool is_path(nb::handle value);
 
+/// Returns a sentence of the library without what C++ and the command line have in the place of Checkpoint.optimizer().
+[[nodiscard]] std::string without_other_doors(std::string sentence);
+
 /// Return the value of an option: a bool, a count (threads, bytes), a real number. Raise TypeError for other
 /// types, and invalid_argument for numbers out of range. `what` names the option.
 [[nodiscard]] bool flag_from(nb::handle value, const char* what);

@@ -59,8 +59,8 @@ nb::object save(nb::handle out, nb::handle tensors, const nb::kwargs& keywords) 
 }  // namespace
 
 nb::object to_python(const SkippedObject& skipped) {
-    return record("Skipped", to_python(skipped.name), to_python(skipped.type), to_python(skipped.why),
-                  skipped.quantized);
+    return record("Skipped", to_python(skipped.name), to_python(skipped.type),
+                  to_python(without_other_doors(skipped.why)), skipped.quantized);
 }
 
 nb::object to_python(const SaveReport& report) {

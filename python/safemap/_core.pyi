@@ -153,6 +153,8 @@ class Checkpoint:
             weight = checkpoint["model.embed_tokens.weight"].torch()
     """
 
+    def __init__(self, *args: object, **options: object) -> None: ...
+
     @staticmethod
     def of(tensors: Any, *, metadata: Mapping[str, str] | None = None) -> Checkpoint:
         """
