@@ -4,6 +4,7 @@
 #include <safemap/advanced/names.hpp>
 
 #include <string>
+#include <utility>
 
 namespace safemap::python {
 namespace {
@@ -96,8 +97,8 @@ nb::object extras(const Handle& self) {
 }
 
 nb::object optimizer(const Handle& self) {
-    std::optional<Checkpoint> found;
     const Checkpoint checkpoint = self.get();
+    std::optional<Checkpoint> found;
     interruptible([&](const std::stop_token&) { found = checkpoint.optimizer(); });
     if (!found) return nb::none();
     return nb::cast(derived(self, std::move(*found), "optimizer", nb::none()));
@@ -142,14 +143,16 @@ nb::list items(const Handle& self) {
 }
 
 std::size_t count(const Handle& self) {
-    std::size_t names = self.get().size();
-    for (const AliasGroup& group : self.get().aliases()) names += group.size() - 1;
+    const Checkpoint checkpoint = self.get();
+    std::size_t names = checkpoint.size();
+    for (const AliasGroup& group : checkpoint.aliases()) names += group.size() - 1;
     return names;
 }
 
 nb::dict metadata(const Handle& self) {
+    const Checkpoint checkpoint = self.get();
     nb::dict pairs;
-    for (const auto& [key, value] : self.get().metadata()) pairs[to_python(key)] = to_python(value);
+    for (const auto& [key, value] : checkpoint.metadata()) pairs[to_python(key)] = to_python(value);
     return pairs;
 }
 
@@ -158,7 +161,7 @@ nb::object numbers(const std::vector<std::uint64_t>& values) {
 }
 
 nb::object layout(const Handle& self) {
-    const std::optional<TrainingLayout>& found = self.get().layout();
+    const std::optional<TrainingLayout> found = self.get().layout();  // a copy
     if (!found) return nb::none();
     return record("Layout", to_python(found->kind), to_python(found->stage), to_python(found->world_size),
                   to_python(found->tag), to_python(found->version), to_python(found->dtype),
@@ -167,8 +170,8 @@ nb::object layout(const Handle& self) {
 }
 
 nb::object training(const Handle& self) {
-    TrainingState state;
     const Checkpoint checkpoint = self.get();
+    TrainingState state;
     interruptible([&](const std::stop_token&) { state = checkpoint.training(); });
     return record("Training", to_python(state.step), to_python(state.epoch), to_python(state.learning_rate),
                   to_python(state.loss_scale), to_python(state.world_size));
@@ -217,9 +220,27 @@ nb::list notes(const std::vector<std::string>& sentences) {
 
 std::string description(const Handle& self) {
     if (!self.checkpoint) return "<safemap.Checkpoint, closed>";
-    return "<safemap.Checkpoint " + std::string(name(self.get().format())) + ", " + std::to_string(self.get().size()) +
-           (self.get().size() == 1 ? " tensor, " : " tensors, ") + std::to_string(self.get().total_bytes()) + " bytes>";
+    const Checkpoint checkpoint = self.get();
+    return "<safemap.Checkpoint " + std::string(name(checkpoint.format())) + ", " + std::to_string(checkpoint.size()) +
+           (checkpoint.size() == 1 ? " tensor, " : " tensors, ") + std::to_string(checkpoint.total_bytes()) + " bytes>";
 }
+
+// A function of renamed() may hold the checkpoint that it makes, which keeps the function to be pickled.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    Py_VISIT(nb::inst_ptr<Handle>(self)->origin.ptr());
+    return 0;
+}
+
+int clear(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
+    const nb::object origin = std::exchange(nb::inst_ptr<Handle>(self)->origin, nb::none());
+    return 0;
+}
+
+PyType_Slot handle_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
 
 }  // namespace
 
@@ -283,6 +304,7 @@ Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle.
 Raises SafemapError, and FileNotFoundError for a path that does not exist. Ctrl-C ends it.)doc");
     nb::class_<Handle>(module, "Checkpoint", nb::is_final(),
                        nb::sig("class Checkpoint(collections.abc.Mapping[str, LazyTensor])"),
+                       nb::type_slots(handle_slots),
                        R"doc(An open checkpoint: a mapping of names to lazy tensors.
 
 All names are keys, those of tied tensors too. Tensors may outlive it. All threads may use it. It can be pickled if it
@@ -326,35 +348,35 @@ Example:
         .def("get", get, nb::arg("name"), nb::arg("default") = nb::none(),
              nb::sig("def get(self, name: str, default: typing.Any = None) -> LazyTensor | typing.Any"))
         .def_prop_ro(
-            "format", [](const Handle& self) { return to_python(name(self.get().format())); },
+            "format", [](Handle self) { return to_python(name(self.get().format())); },
             nb::sig("def format(self, /) -> str"), R"doc("safetensors", "torch", "zero", "dcp" or "fsdp".)doc")
         .def_prop_ro(
-            "files", [](const Handle& self) { return to_python(self.get().files()); },
+            "files", [](Handle self) { return to_python(self.get().files()); },
             nb::sig("def files(self, /) -> list[str]"))
         .def_prop_ro("metadata", metadata, nb::sig("def metadata(self, /) -> dict[str, str]"),
                      "The pairs of `__metadata__`, without the structure document.")
         .def_prop_ro(
-            "notes", [](const Handle& self) { return notes(self.get().notes()); },
-            nb::sig("def notes(self, /) -> list[str]"), "Sentences about what was unusual, or skipped.")
+            "notes", [](Handle self) { return notes(self.get().notes()); }, nb::sig("def notes(self, /) -> list[str]"),
+            "Sentences about what was unusual, or skipped.")
         .def_prop_ro(
-            "verdict", [](const Handle& self) { return to_python(name(self.get().verdict())); },
+            "verdict", [](Handle self) { return to_python(name(self.get().verdict())); },
             nb::sig("def verdict(self, /) -> str"),
             R"doc(What unpickling the files would do: "ok", "needs classes", "unknown" or "runs code".)doc")
         .def_prop_ro(
-            "findings", [](const Handle& self) { return list_of(self.get().findings().listed); },
+            "findings", [](Handle self) { return list_of(self.get().findings().listed); },
             nb::sig("def findings(self, /) -> list[safemap._records.Finding]"), "The reasons for the verdict.")
         .def_prop_ro(
-            "skipped", [](const Handle& self) { return list_of(self.get().skipped()); },
+            "skipped", [](Handle self) { return list_of(self.get().skipped()); },
             nb::sig("def skipped(self, /) -> list[safemap._records.Skipped]"),
             "Contents that are not among the tensors.")
         .def_prop_ro(
-            "ties", [](const Handle& self) { return list_of(self.get().aliases()); },
+            "ties", [](Handle self) { return list_of(self.get().aliases()); },
             nb::sig("def ties(self, /) -> list[list[str]]"), "The names of each tied tensor, the stored name first.")
         .def_prop_ro(
-            "root", [](const Handle& self) { return to_python(self.get().root()); },
-            nb::sig("def root(self, /) -> str"), "The path of the part that names are relative to.")
+            "root", [](Handle self) { return to_python(self.get().root()); }, nb::sig("def root(self, /) -> str"),
+            "The path of the part that names are relative to.")
         .def_prop_ro(
-            "parts", [](const Handle& self) { return to_python(self.get().parts()); },
+            "parts", [](Handle self) { return to_python(self.get().parts()); },
             nb::sig("def parts(self, /) -> list[str]"), "Arguments for below().")
         .def_prop_ro("layout", layout, nb::sig("def layout(self, /) -> safemap._records.Layout | None"),
                      "What the folder of a training framework says of the run.")
@@ -405,8 +427,7 @@ Returns a record with the fields files, a dict of names and paths, and notes. sa
             "__exit__", [](Handle& self, const nb::args&) { self.checkpoint.reset(); },
             nb::sig("def __exit__(self, *error: object) -> None"))
         .def(
-            "_repr_html_", [](const Handle& self) { return html_of(self.get()); },
-            nb::sig("def _repr_html_(self) -> str"))
+            "_repr_html_", [](Handle self) { return html_of(self.get()); }, nb::sig("def _repr_html_(self) -> str"))
         .def("__repr__", description)
         .def("__reduce__", reduced);
 }

@@ -146,22 +146,32 @@ void close_uploaders();
 
 /// Returns the name of a file object, for messages.
 [[nodiscard]] std::string name_of_file(nb::handle file);
+/// Returns what tell() of a file object says. Raises TypeError, or invalid_argument, if that is no position.
+[[nodiscard]] std::uint64_t position_of(nb::handle file);
 /// Fills `into` from the position of a file object, which is `offset`.
 void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into);
 /// Saves to the position of a file object, and moves it to the end of what was written. An object that cannot seek gets
 /// the bytes of a temporary file.
 [[nodiscard]] SaveReport save_to_file(nb::handle file, const Checkpoint& checkpoint, const SaveOptions& options);
 
-/// A lock of a thread that has the GIL, and waits without it: the thread that holds the mutex may need it.
-class WithoutGilLock {
+/// What one thread at a time may use. A thread that has it may take it again: what it calls in Python, and finalizers
+/// of objects that happen to run, may come back.
+struct Turns {
+    std::recursive_mutex mutex = {};
+    int depth = 0;
+};
+/// The turn of a thread that has the GIL, and waits without it: the thread whose turn it is may need it.
+class Turn {
 public:
-    explicit WithoutGilLock(std::mutex& mutex);
-    ~WithoutGilLock() { mutex_.unlock(); }
-    WithoutGilLock(const WithoutGilLock&) = delete;
-    WithoutGilLock& operator=(const WithoutGilLock&) = delete;
+    explicit Turn(Turns& turns);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    /// Raises invalid_argument if the thread has had the turn before; `what` says what it must not do.
+    void require_first(const char* what) const;
 
 private:
-    std::mutex& mutex_;
+    Turns& turns_;
 };
 
 /// Calls `function` in a thread of its own, and meanwhile runs Python's handlers of signals. If one raises, requests a

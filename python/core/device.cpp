@@ -57,23 +57,26 @@ public:
 
     /// Calls `use` with the lease. Raises invalid_argument once it has ended.
     template <class Use> auto with(Use&& use) {
-        const WithoutGilLock lock(mutex_);
-        if (!lease_) refuse_call("the lease has ended");
-        return use(lease_);
+        const Turn turn(turns_);
+        const std::shared_ptr<Lease> lease = lease_;  // code of Python that runs meanwhile may end this one
+        if (!lease) refuse_call("the lease has ended");
+        return use(lease);
     }
     /// Ends the lease, as soon as no tensor of torch shares it.
     void end(nb::handle stream) {
-        const WithoutGilLock lock(mutex_);
-        if (!lease_) return;
         const NativeStream after = stream_from(stream, device_->stream_kind());
-        if (after && lease_.use_count() == 1) lease_->release(after);
-        lease_.reset();
+        const Turn turn(turns_);
+        std::shared_ptr<Lease> lease = std::exchange(lease_, nullptr);
+        without_gil([&] {
+            if (lease && after && lease.use_count() == 1) lease->release(after);
+            lease.reset();
+        });
     }
     bool ended() const noexcept { return lease_ == nullptr; }
     const std::shared_ptr<Device>& device() const noexcept { return device_; }
 
 private:
-    std::mutex mutex_;
+    Turns turns_;
     std::shared_ptr<Lease> lease_;
     std::shared_ptr<Device> device_;
 };
@@ -359,7 +362,7 @@ void evict_bundle(Uploads& self, nb::handle what) {
 }
 
 nb::object stats_of(const Uploads& self) {
-    const UploadStats stats = self.get()->stats();
+    const UploadStats stats = without_gil([up = self.get()] { return up->stats(); });
     const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
     return record("UploadStats", stats.uploaded_bytes, stats.bytes_from_host, stats.resident_bytes,
                   stats.peak_device_bytes, stats.peak_staging_bytes, stats.evictions, seconds(stats.stalled),
@@ -378,7 +381,8 @@ public:
     Held next(nb::handle stream, nb::handle deadline, nb::object progress) {
         const NativeStream native = stream_from(stream, device_->stream_kind());
         const Request request = request_from(deadline, 0, std::move(progress));
-        const WithoutGilLock lock(mutex_);
+        const Turn turn(turns_);
+        turn.require_first("progress of an order must not use the order");
         Lease lease = without_gil([&] { return order_.next(native, request); });
         return {std::make_shared<Leased>(std::move(lease), device_)};
     }
@@ -391,11 +395,13 @@ public:
         return lease;
     }
     void reset() {
-        const WithoutGilLock lock(mutex_);
+        const Turn turn(turns_);
+        turn.require_first("progress of an order must not use the order");
         without_gil([&] { order_.reset(); });
     }
     void end() {
-        const WithoutGilLock lock(mutex_);
+        const Turn turn(turns_);
+        turn.require_first("progress of an order must not use the order");
         without_gil([&] { order_.end(); });
         left_ = 0;
     }
@@ -403,7 +409,7 @@ public:
     std::size_t upcoming() const noexcept { return order_.upcoming(); }
 
 private:
-    std::mutex mutex_;
+    Turns turns_;
     UploadOrder order_;
     std::shared_ptr<Device> device_;
     bool once_;
@@ -513,7 +519,8 @@ it: memory is not used again before they are gone.)doc")
         .def_prop_ro(
             "ready",
             [](const Held& self) {
-                return self.with([](const std::shared_ptr<Lease>& lease) { return lease->ready(); });
+                return self.with(
+                    [](const std::shared_ptr<Lease>& lease) { return without_gil([&] { return lease->ready(); }); });
             },
             nb::sig("def ready(self, /) -> bool"), "False while the tensors of a request() are on their way.")
         .def("wait", lease_wait, nb::arg("stream") = nb::none(),

@@ -103,6 +103,21 @@ Monitor monitor_for(nb::object progress) {
     return monitor;
 }
 
+Turn::Turn(Turns& turns) : turns_(turns) {
+    const GilRelease released;
+    turns_.mutex.lock();
+    ++turns_.depth;
+}
+
+Turn::~Turn() {
+    --turns_.depth;
+    turns_.mutex.unlock();
+}
+
+void Turn::require_first(const char* what) const {
+    if (turns_.depth > 1) throw Error(Errc::invalid_argument, what);
+}
+
 Kept::~Kept() {
     if (!object_.is_valid()) return;
     if (!Py_IsInitialized()) {

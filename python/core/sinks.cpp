@@ -2,7 +2,6 @@
 #include "core.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 namespace safemap::python {
 namespace {
@@ -10,7 +9,9 @@ namespace {
 bool answers(nb::handle file, const char* method) {
     if (!nb::hasattr(file, method)) return false;
     const nb::object answer = file.attr(method)();
-    return PyObject_IsTrue(answer.ptr()) == 1;
+    const int is_true = PyObject_IsTrue(answer.ptr());
+    if (is_true < 0) throw nb::python_error();
+    return is_true == 1;
 }
 
 /// A file object, which gets the file from its position on. Its position is shared, so one thread writes at a time.
@@ -19,7 +20,7 @@ public:
     explicit FileSink(nb::handle file)
         : file_(nb::borrow(file)),
           name_(name_of_file(file)),
-          begin_(nb::cast<std::uint64_t>(nb::object(file.attr("tell")()))),
+          begin_(position_of(file)),
           readable_(answers(file, "readable")) {}
 
     const std::string& name() const noexcept override { return name_; }
@@ -27,7 +28,7 @@ public:
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
         const GilAcquire acquired;
-        const WithoutGilLock turn(mutex_);
+        const Turn turn(turns_);
         seek(begin_ + offset);
         while (!bytes.empty()) {
             const std::size_t most = std::min(bytes.size(), std::size_t{1} << 26);
@@ -41,7 +42,7 @@ public:
     bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!readable_ || into.empty()) return readable_;
         const GilAcquire acquired;
-        const WithoutGilLock turn(mutex_);
+        const Turn turn(turns_);
         seek(begin_ + offset);
         read_from(file_.get(), begin_ + offset, into);
         return true;
@@ -85,7 +86,7 @@ private:
     std::uint64_t begin_;
     bool readable_;
     std::uint64_t size_ = 0;
-    mutable std::mutex mutex_;
+    mutable Turns turns_;
 };
 
 SaveReport save_to(nb::handle file, const Checkpoint& checkpoint, const SaveOptions& options) {

@@ -2,7 +2,6 @@
 #include "core.hpp"
 
 #include <cstring>
-#include <mutex>
 
 namespace safemap::python {
 namespace {
@@ -40,21 +39,23 @@ public:
 
     std::uint64_t size() const {
         const nb::object before = file_.get().attr("tell")();
-        const std::uint64_t size = nb::cast<std::uint64_t>(file_.get().attr("seek")(0, 2));
+        file_.get().attr("seek")(0, 2);
+        const std::uint64_t size = position_of(file_.get());
         file_.get().attr("seek")(before);
         return size;
     }
 
     void read(std::uint64_t offset, std::span<std::byte> into) const {
         const GilAcquire acquired;
-        const WithoutGilLock turn(mutex_);
+        const Turn turn(turns_);
+        turn.require_first("read() of a file object must not read from the checkpoint that reads from it");
         file_.get().attr("seek")(offset);
         read_from(file_.get(), offset, into);
     }
 
 private:
     Kept file_;
-    mutable std::mutex mutex_;
+    mutable Turns turns_;
 };
 
 std::shared_ptr<const Source> file_source(nb::handle object) {
@@ -86,9 +87,13 @@ void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into)
     }
 }
 
-WithoutGilLock::WithoutGilLock(std::mutex& mutex) : mutex_(mutex) {
-    const GilRelease released;
-    mutex_.lock();
+std::uint64_t position_of(nb::handle file) {
+    const nb::object position = file.attr("tell")();
+    std::uint64_t number = 0;
+    if (!PyLong_Check(position.ptr())) wrong_type("an int from tell() of a file object", position);
+    if (nb::try_cast(position, number)) return number;
+    PyErr_Clear();
+    raise(Error(Errc::invalid_argument, "tell() of the file object returned no position"));
 }
 
 std::shared_ptr<const Source> source_from(nb::handle value) {

@@ -120,6 +120,10 @@ Memory memory_of(const TensorView& view) {
 }
 
 int get_buffer(PyObject* self, Py_buffer* into, int flags) {
+    if (!nb::inst_ready(self)) {
+        PyErr_SetString(PyExc_BufferError, "the object was not initialised");
+        return -1;
+    }
     const Memory& memory = *nb::inst_ptr<Memory>(self);
     static std::byte nothing{};
     const std::byte* const data = memory.size == 0 ? &nothing : memory.view.data() - memory.first;
@@ -287,7 +291,7 @@ nb::object to_numpy(const TensorView& view) {
 }
 
 void bind_tensor(nb::module_& module) {
-    nb::class_<Memory>(module, "_Memory", nb::type_slots(memory_slots));
+    nb::class_<Memory>(module, "_Memory", nb::is_final(), nb::type_slots(memory_slots));
     nb::class_<Tensor> type(module, "LazyTensor", nb::is_final(), R"doc(A tensor of a checkpoint that has not been read.
 
 It has a name, a dtype and a shape. Slices and casts of it are lazy, too. Only torch(), numpy() and the protocols of

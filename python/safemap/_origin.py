@@ -7,6 +7,7 @@ another one made.
 from __future__ import annotations
 
 import os
+import pickle
 from collections import OrderedDict
 
 _most_opened = 16
@@ -40,12 +41,27 @@ def checkpoint(origin: tuple):
 
 def tensor(origin: tuple, name: str, steps: list):
     """Finds the tensor in its checkpoint again. Tensors of one checkpoint open it once."""
-    key = repr(origin)
-    if key not in _opened:
-        _opened[key] = checkpoint(origin)
-        if len(_opened) > _most_opened:
-            _opened.popitem(last=False)
-    found = _opened[key][name]
+    found = _checkpoint_of(origin)[name]
     for step in steps:
         found = found.to(step) if isinstance(step, str) else found[step]
     return found
+
+
+def _checkpoint_of(origin: tuple):
+    """Returns the checkpoint, which the next tensors of it find open, unless its files have changed since."""
+    key = pickle.dumps(origin), _state_of(origin)
+    found = _opened.get(key)
+    if found is None:
+        found = _opened[key] = checkpoint(origin)
+        if len(_opened) > _most_opened:
+            _opened.popitem(last=False)
+    return found
+
+
+def _state_of(origin: tuple) -> tuple:
+    """Returns what changes when another file takes the place of an opened one."""
+    while origin[0] != "open":
+        origin = origin[1]
+    paths = origin[1] if isinstance(origin[1], tuple) else (origin[1],)
+    states = (os.stat(path) for path in paths if os.path.exists(path))
+    return tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in states)
