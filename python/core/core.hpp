@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -40,9 +41,6 @@ void bind_command_line(nb::module_& module);
 void bind_drop_in(nb::module_& module);
 void bind_tree(nb::module_& module);
 
-/// Waits for the end of the process if the interpreter ends, and this is another thread than the one that ends it.
-void begin_to_acquire() noexcept;
-void has_acquired() noexcept;
 /// Returns true once the interpreter ends: then nothing may wait for other threads.
 [[nodiscard]] bool is_ending() noexcept;
 
@@ -50,12 +48,8 @@ void has_acquired() noexcept;
 /// ends.
 class GilRelease {
 public:
-    GilRelease() noexcept : state_(PyEval_SaveThread()) {}
-    ~GilRelease() {
-        begin_to_acquire();
-        PyEval_RestoreThread(state_);
-        has_acquired();
-    }
+    GilRelease() noexcept;
+    ~GilRelease();
     GilRelease(const GilRelease&) = delete;
     GilRelease& operator=(const GilRelease&) = delete;
 
@@ -63,21 +57,27 @@ private:
     PyThreadState* state_;
 };
 
-/// Holds the GIL for the life of the object, in any thread. As that of nanobind, but for the end of the interpreter.
+/// Holds the GIL for the life of the object, in any thread. As that of nanobind, but once the interpreter ends, other
+/// threads than the one that ends it do not get it.
 class GilAcquire {
 public:
-    GilAcquire() noexcept {
-        begin_to_acquire();
-        state_ = PyGILState_Ensure();
-        has_acquired();
-    }
-    ~GilAcquire() { PyGILState_Release(state_); }
+    /// Throws cancelled if the interpreter ends.
+    GilAcquire();
+    /// Does not hold the GIL if the interpreter ends or has ended: for destructors, which then leave to Python what is
+    /// Python's.
+    explicit GilAcquire(const std::nothrow_t&) noexcept;
+    ~GilAcquire();
     GilAcquire(const GilAcquire&) = delete;
     GilAcquire& operator=(const GilAcquire&) = delete;
+    explicit operator bool() const noexcept { return holds_; }
 
 private:
-    PyGILState_STATE state_;
+    bool had_released_;
+    bool holds_ = false;
+    PyGILState_STATE state_ = {};
 };
+/// Returns true if this thread has the GIL, as far as safemap knows.
+[[nodiscard]] bool has_gil() noexcept;
 
 /// Destroys an object without the GIL; keeps it for the rest of the process if the interpreter ends.
 template <class T> void let_go(T&& object) {
@@ -146,7 +146,7 @@ void close_uploaders();
 
 /// Returns the name of a file object, for messages.
 [[nodiscard]] std::string name_of_file(nb::handle file);
-/// Returns what tell() of a file object says. Raises TypeError, or invalid_argument, if that is no position.
+/// Returns the position that tell() of a file object gives. Raises TypeError or invalid_argument for anything else.
 [[nodiscard]] std::uint64_t position_of(nb::handle file);
 /// Fills `into` from the position of a file object, which is `offset`.
 void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into);
@@ -154,13 +154,14 @@ void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into)
 /// the bytes of a temporary file.
 [[nodiscard]] SaveReport save_to_file(nb::handle file, const Checkpoint& checkpoint, const SaveOptions& options);
 
-/// What one thread at a time may use. A thread that has it may take it again: what it calls in Python, and finalizers
-/// of objects that happen to run, may come back.
+/// A mutex for an object that one thread at a time may use. A thread that has it may take it again: code of Python that
+/// it calls, and finalizers of objects that happen to run, may come back.
 struct Turns {
     std::recursive_mutex mutex = {};
     int depth = 0;
 };
-/// The turn of a thread that has the GIL, and waits without it: the thread whose turn it is may need it.
+/// The turn of a thread, which waits without the GIL: the thread whose turn it is may need it. Take the turn first,
+/// then the GIL.
 class Turn {
 public:
     explicit Turn(Turns& turns);

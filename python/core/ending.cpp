@@ -16,6 +16,10 @@ std::atomic<bool> ending{false};
 std::atomic<int> acquiring{0};  ///< threads that may be about to take the GIL
 std::thread::id last_thread;    ///< the thread that ends the interpreter; set before `ending`
 
+thread_local bool has_released = false;  ///< true while this thread, one of Python, works without the GIL
+
+bool is_for_others() noexcept { return ending && std::this_thread::get_id() != last_thread; }
+
 /// Returns true if Python knows of other threads. At the end these are daemons.
 bool has_daemons() {
     const nb::object threading = nb::steal(PyImport_GetModule(nb::str("threading").ptr()));
@@ -45,16 +49,43 @@ void begin_end() {
 
 }  // namespace
 
-void begin_to_acquire() noexcept {
+bool is_ending() noexcept { return ending; }
+
+bool has_gil() noexcept { return !has_released && PyGILState_GetThisThreadState() != nullptr; }
+
+GilRelease::GilRelease() noexcept : state_(PyEval_SaveThread()) { has_released = true; }
+
+GilRelease::~GilRelease() {
     ++acquiring;
-    if (!ending || std::this_thread::get_id() == last_thread) return;
+    if (is_for_others()) {
+        --acquiring;
+        for (;;) ::pause();  // until the process has ended
+    }
+    PyEval_RestoreThread(state_);
     --acquiring;
-    for (;;) ::pause();
+    has_released = false;
 }
 
-void has_acquired() noexcept { --acquiring; }
+GilAcquire::GilAcquire() : GilAcquire(std::nothrow) {
+    if (!holds_) throw Error(Errc::cancelled, "the interpreter ends");
+}
 
-bool is_ending() noexcept { return ending; }
+GilAcquire::GilAcquire(const std::nothrow_t&) noexcept : had_released_(has_released) {
+    const bool nested = has_gil();
+    ++acquiring;
+    if (Py_IsInitialized() && (nested || !is_for_others())) {
+        state_ = PyGILState_Ensure();
+        holds_ = true;
+        has_released = false;
+    }
+    --acquiring;
+}
+
+GilAcquire::~GilAcquire() {
+    if (!holds_) return;
+    has_released = had_released_;
+    PyGILState_Release(state_);
+}
 
 void bind_ending(nb::module_& module) {
     // The other threads of a parent are not in its child.

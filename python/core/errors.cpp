@@ -104,7 +104,8 @@ Monitor monitor_for(nb::object progress) {
 }
 
 Turn::Turn(Turns& turns) : turns_(turns) {
-    const GilRelease released;
+    std::optional<GilRelease> released;
+    if (has_gil()) released.emplace();
     turns_.mutex.lock();
     ++turns_.depth;
 }
@@ -120,12 +121,9 @@ void Turn::require_first(const char* what) const {
 
 Kept::~Kept() {
     if (!object_.is_valid()) return;
-    if (!Py_IsInitialized()) {
-        (void)object_.release();
-        return;
-    }
-    const GilAcquire acquired;
-    object_.reset();
+    const GilAcquire acquired(std::nothrow);
+    if (acquired) object_.reset();
+    else static_cast<void>(object_.release());
 }
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }

@@ -219,12 +219,9 @@ Found found_numpy(std::string name, nb::object array) {
 struct KeptView {
     explicit KeptView(TensorView tensor) : view(std::make_unique<TensorView>(std::move(tensor))) {}
     ~KeptView() {
-        if (!Py_IsInitialized()) {
-            static_cast<void>(view.release());
-            return;
-        }
-        const GilAcquire acquired;
-        view.reset();
+        const GilAcquire acquired(std::nothrow);
+        if (acquired) view.reset();
+        else static_cast<void>(view.release());
     }
     KeptView(const KeptView&) = delete;
     KeptView& operator=(const KeptView&) = delete;

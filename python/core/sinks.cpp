@@ -27,8 +27,8 @@ public:
     void allocate(std::uint64_t size) override { size_ = size; }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-        const GilAcquire acquired;
         const Turn turn(turns_);
+        const GilAcquire acquired;
         seek(begin_ + offset);
         while (!bytes.empty()) {
             const std::size_t most = std::min(bytes.size(), std::size_t{1} << 26);
@@ -41,8 +41,8 @@ public:
 
     bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!readable_ || into.empty()) return readable_;
-        const GilAcquire acquired;
         const Turn turn(turns_);
+        const GilAcquire acquired;
         seek(begin_ + offset);
         read_from(file_.get(), begin_ + offset, into);
         return true;
@@ -56,7 +56,8 @@ public:
 
     /// Cuts off what was written. An object that cannot do that keeps it.
     void abandon() noexcept override {
-        const GilAcquire acquired;
+        const GilAcquire acquired(std::nothrow);
+        if (!acquired) return;
         PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
         PyErr_Fetch(&type, &value, &trace);
         try {

@@ -16,9 +16,8 @@ public:
         }
     }
     ~Buffer() {
-        if (!Py_IsInitialized()) return;
-        const GilAcquire acquired;
-        PyBuffer_Release(&view_);
+        const GilAcquire acquired(std::nothrow);
+        if (acquired) PyBuffer_Release(&view_);
     }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
@@ -46,8 +45,8 @@ public:
     }
 
     void read(std::uint64_t offset, std::span<std::byte> into) const {
-        const GilAcquire acquired;
         const Turn turn(turns_);
+        const GilAcquire acquired;
         turn.require_first("read() of a file object must not read from the checkpoint that reads from it");
         file_.get().attr("seek")(offset);
         read_from(file_.get(), offset, into);

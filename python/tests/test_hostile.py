@@ -88,7 +88,8 @@ def test_objects_without_init(path):
         if not isinstance(kind, type):
             continue
         made = kind.__new__(kind)
-        for use in (memoryview, safemap.open, safemap.load, safemap.Uploader, safemap.verify, lambda x: safemap.plan(x, x)):
+        for use in (memoryview, safemap.open, safemap.load, safemap.Uploader, safemap.verify,
+                    lambda x: safemap.plan(x, x)):
             with pytest.raises((TypeError, BufferError, RuntimeError)):
                 use(made)
 
