@@ -118,6 +118,17 @@ void unpack_pairs(const std::string& name, Strided& tensor) {
     tensor.strides = row_major(tensor.shape);
 }
 
+/// Refuses tensors whose storage was made smaller, as FSDP does to give memory back.
+void require_memory(const std::string& name, nb::handle tensor, const Strided& strided) {
+    const auto bytes = nb::cast<std::uint64_t>(nb::object(tensor.attr("untyped_storage")().attr("nbytes")()));
+    const auto first = nb::cast<std::uint64_t>(nb::object(tensor.attr("storage_offset")()));
+    const auto width = nb::cast<std::uint64_t>(nb::object(tensor.attr("element_size")()));
+    const std::uint64_t elements = reached(strided.shape, strided.strides).elements();
+    if (elements == 0 || (first + elements <= bytes / width && strided.address != 0)) return;
+    refuse(name, "the storage of the tensor has " + std::to_string(bytes) + " bytes, which are too few for it",
+           "it was freed or resized: gather the values first");
+}
+
 /// Returns a description of a tensor of torch. Its address is only an address of this process if the device is "cpu".
 Strided strided_torch(const std::string& name, nb::object tensor) {
     require_strided(name, tensor);
@@ -133,6 +144,7 @@ Strided strided_torch(const std::string& name, nb::object tensor) {
     strided.address = nb::cast<std::uintptr_t>(tensor.attr("data_ptr")());
     strided.shape = dims_from<std::uint64_t>(tensor.attr("shape"));
     strided.strides = dims_from<std::int64_t>(tensor.attr("stride")());
+    require_memory(name, tensor, strided);
     if (strided.dtype == Dtype::f4) unpack_pairs(name, strided);
     return strided;
 }

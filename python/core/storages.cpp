@@ -5,6 +5,7 @@
 
 #include <safemap/advanced/dtypes.hpp>
 
+#include <algorithm>
 #include <array>
 #include <new>
 
@@ -85,7 +86,9 @@ std::size_t Storages::add_storage(const LazyTensor& tensor) {
     const LazyTensor stored = stored_whole(tensor);
     const auto placement = stored.placement();
     const bool cast = tensor.dtype() != stored.dtype();
-    const bool value = cast || (!placement && stored.nbytes() > 0 && !is_whole(tensor));
+    const Strides strides = tensor.strided_view().strides;
+    const bool backwards = std::any_of(strides.begin(), strides.end(), [](std::int64_t step) { return step < 0; });
+    const bool value = cast || backwards || (!placement && stored.nbytes() > 0 && !is_whole(tensor));
     const bool swapped = tensor.decoding().byte_swap;
     const Key key = value ? Key{&tensor, one_value} : Key{tensor.stored().get(), swapped ? swapped_bytes : plain_bytes};
     const auto [known, fresh] = by_tensor_.try_emplace(key, storages_.size());

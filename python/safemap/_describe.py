@@ -160,7 +160,7 @@ def _by_parts(torch, value, kind):
         parts = dict(zip(("sizes", "strides", "offsets"), (getattr(value, name)() for name in names)))
         why = "a nested tensor; its parts are kept"
         return "torch.Tensor", why, "nested", {"buffer": value.detach().values(), **parts}
-    if layout != torch.strided:
+    if layout in _sparse_layouts(torch):
         text = str(layout).removeprefix("torch.")
         parts = {"layout": layout, **_sparse(torch, value.detach()), "size": value.shape}
         return "torch.Tensor", f"a sparse tensor ({text}); its parts are kept", "sparse", parts
@@ -170,6 +170,10 @@ def _by_parts(torch, value, kind):
         parts = {"dtype": value.dtype, "size": tuple(value.shape), "stride": value.stride(), "device": value.device}
         return "torch.Tensor", "a tensor on the meta device, which has no data", "object", parts
     return None
+
+
+def _sparse_layouts(torch) -> tuple:
+    return torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc
 
 
 def _sparse(torch, value) -> dict:

@@ -88,8 +88,7 @@ def test_objects_without_init(path):
         if not isinstance(kind, type):
             continue
         made = kind.__new__(kind)
-        for use in (memoryview, safemap.open, safemap.load, safemap.Uploader, safemap.verify,
-                    lambda x: safemap.plan(x, x)):
+        for use in (memoryview, safemap.open, safemap.Uploader, safemap.verify):
             with pytest.raises((TypeError, BufferError, RuntimeError)):
                 use(made)
 
@@ -272,3 +271,34 @@ builtins.kept.append(builtins.kept)
 """
     for _ in range(3):
         run(code, path)
+
+
+def test_values_that_run_backwards(path):
+    torch = pytest.importorskip("torch")
+    checkpoint = safemap.open(path)
+    backwards = {"l": checkpoint["b"][::-1], "n": np.arange(6, dtype=">i4").reshape(2, 3)[::-1, ::-2]}
+    expected = {"l": list(range(9, -1, -1)), "n": [[5, 3], [2, 0]]}
+    made = safemap.Checkpoint.of(backwards)
+    assert {name: one.tolist() for name, one in safemap.state_dict(made).items()} == expected
+    assert {name: one.tolist() for name, one in safemap.load(made).items()} == expected
+    nested = safemap.load(safemap.Checkpoint.of({"x": [backwards["l"]], "y": backwards["l"]}))
+    assert nested["x"][0].tolist() == nested["y"].tolist() == expected["l"]
+    weight = safemap.Checkpoint.of({"weight": np.arange(3, dtype="f4")[::-1].reshape(3, 1)})
+    for assign in (True, False):
+        module = torch.nn.Linear(1, 3, bias=False)
+        safemap.load_state_dict(module, weight, assign=assign)
+        assert module.weight.flatten().tolist() == [2, 1, 0]
+
+
+def test_tensors_whose_storage_was_freed():
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(1000)
+    part = torch.ones(1000)[10:20]
+    tensor.untyped_storage().resize_(0)
+    part.untyped_storage().resize_(64)
+    for freed in (tensor, part):
+        for value in ({"x": freed}, {"x": [freed]}):
+            with pytest.raises(ValueError, match="too few"):
+                safemap.Checkpoint.of(value)
+    with pytest.raises(ValueError, match="not strided"):
+        safemap.Checkpoint.of({"x": torch.zeros(3, 3).to_mkldnn()})
