@@ -147,7 +147,6 @@ void close_uploaders();
 /// Returns the name of a file object, for messages.
 [[nodiscard]] std::string name_of_file(nb::handle file);
 /// Returns the position that tell() of a file object gives. Raises TypeError or invalid_argument for anything else.
-/// Returns what tell() of a file object says. Raises TypeError, or invalid_argument, for anything but a position.
 [[nodiscard]] std::uint64_t position_of(nb::handle file);
 /// Fills `into` from the position of a file object, which is `offset`.
 void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into);
@@ -155,37 +154,8 @@ void read_from(nb::handle file, std::uint64_t offset, std::span<std::byte> into)
 /// the bytes of a temporary file.
 [[nodiscard]] SaveReport save_to_file(nb::handle file, const Checkpoint& checkpoint, const SaveOptions& options);
 
-/// A mutex for an object that one thread at a time may use. A thread that has it may take it again: code of Python that
-/// it calls, and finalizers of objects that happen to run, may come back.
-/// Lets go of the GIL, and takes it again, as nanobind's guards do. A thread that waits for the GIL when the
-/// interpreter ends waits for ever: Python before 3.14 would unwind its stack, which ends the process by
-/// std::terminate().
-class GilReleased {
-public:
-    GilReleased() noexcept : state_(PyEval_SaveThread()) {}
-    ~GilReleased();
-    GilReleased(const GilReleased&) = delete;
-    GilReleased& operator=(const GilReleased&) = delete;
-
-private:
-    PyThreadState* state_;
-};
-/// Takes the GIL in any thread.
-class GilHeld {
-public:
-    GilHeld() noexcept;
-    ~GilHeld() { PyGILState_Release(state_); }
-    GilHeld(const GilHeld&) = delete;
-    GilHeld& operator=(const GilHeld&) = delete;
-    /// Takes it for a call of Python. Throws `cancelled` if the interpreter is ending.
-    static GilHeld for_call();
-
-private:
-    PyGILState_STATE state_;
-};
-
-/// The right to use something, which one thread at a time has. A thread that has it may take it again: what it calls in
-/// Python, and finalizers of objects that happen to run, may come back.
+/// The right to use something, which one thread at a time has. A thread that has it may take it again: code of Python
+/// that it calls, and finalizers of objects that happen to run, may come back.
 struct Turns {
     std::recursive_mutex mutex = {};
     int depth = 0;

@@ -522,6 +522,8 @@ LazyTensor tensor_of(std::string name, const TensorSpec& spec) {
                                              std::string(safemap::name(spec.dtype)) + ' ' + to_string(spec.shape) +
                                              "; expected " + std::to_string(*bytes))
             .with_tensor(name);
+    if (spec.pointer == 0 && spec.bytes > 0)
+        throw Error(Errc::invalid_argument, "the tensor has no memory: its data_ptr is 0").with_tensor(name);
     const SharedBytes memory = {
         .bytes = {reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(spec.pointer)), spec.bytes}};
     return {std::move(name), stored_run(spec.dtype, spec.shape, memory_source("memory", memory), 0)};

@@ -2,6 +2,8 @@
 #include "core.hpp"
 #include "parse.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 namespace safemap::python {
 namespace {
 
@@ -80,7 +82,8 @@ bool set_contents(SaveOptions& options, const std::string& key, nb::handle value
 }  // namespace
 
 void unknown_option(const char* function, const std::string& key) {
-    const nb::object text = nb::module_::import_("safemap._errors").attr("unknown_option")(function, to_python(key));
+    const nb::object text =
+        nb::module_::import_("safemap._errors").attr("unknown_option")(function, to_python(printable(key, 200)));
     throw nb::type_error(text_from(text, "a text").c_str());
 }
 

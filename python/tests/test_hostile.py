@@ -302,3 +302,16 @@ def test_tensors_whose_storage_was_freed():
                 safemap.Checkpoint.of(value)
     with pytest.raises(ValueError, match="not strided"):
         safemap.Checkpoint.of({"x": torch.zeros(3, 3).to_mkldnn()})
+
+
+def test_memory_at_address_0(tmp_path):
+    spec = safemap.safetensors.TensorSpec(dtype="float32", shape=[2], data_ptr=0, data_len=8)
+    with pytest.raises(safemap.safetensors.SafetensorError, match="no memory"):
+        safemap.safetensors.serialize({"x": spec})
+    with pytest.raises(safemap.safetensors.SafetensorError, match="no memory"):
+        safemap.safetensors.serialize_file({"x": spec}, tmp_path / "x")
+
+
+def test_options_that_are_no_text(path):
+    with pytest.raises(TypeError, match="has no option"):
+        safemap.open(path, **{"\udcff": 1})
