@@ -499,6 +499,7 @@ def test_threads(tmp_path):
     assert faults == []
 
 
+@pytest.mark.usefixtures("measured")
 def test_many_opens_leave_nothing(small):
     def resident():
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
