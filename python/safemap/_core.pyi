@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, Self
 import numpy
 import torch
 
+import safemap._records
+
 
 class LazyTensor:
     """
@@ -29,7 +31,7 @@ class LazyTensor:
     @property
     def dtype(self, /) -> str:
         """
-        The name in safetensors, "BF16", or torch's if there is none, "complex128".
+        The name in safetensors, "BF16", or torch's for other dtypes, "complex128".
         """
 
     @property
@@ -57,7 +59,7 @@ class LazyTensor:
 
     def numpy(self, *, copy: bool = False) -> numpy.ndarray:
         """
-        Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where that is possible.
+        Returns the value as a numpy.ndarray. Without `copy`, it is a view of the mapped file where possible.
 
         NumPy has no BF16 and F8: their dtypes are those of the package ml_dtypes. Raises ImportError without it.
         """
@@ -76,9 +78,11 @@ class LazyTensor:
 
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[LazyTensor]: ...
+
     def __repr__(self) -> str: ...
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.ndarray: ...
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any: ...
 
     def __dlpack__(self, *, stream: object = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object: ...
 
@@ -106,7 +110,7 @@ class LazyTensor:
         Reads no others. Raises IndexError for bytes outside the value, and SafemapError for a range that cuts an element.
         """
 
-    def residency(self) -> Residency:
+    def residency(self) -> safemap._records.Residency:
         """
         Returns how many of its bytes are in memory: a record (resident, total).
         """
@@ -123,9 +127,9 @@ class LazyTensor:
 
 def open(path: str | os.PathLike | bytes | BinaryIO | Sequence, *, root: str | None = None, root_auto: bool = False, ema: bool = False, access: str = "private_copy", policy: str = "compatible", strict_globals: bool = False, weights: str = "automatic", deepspeed_compat: bool = False, manifest: str | os.PathLike = "", as_parts: bool = False, stored_names: bool = False, olmo_names: bool = True, max_header_bytes: int | str = 100_000_000, threads: int = 0) -> Checkpoint:
     """
-    Opens a checkpoint of any format: a file, a folder, an index, a list of shards, bytes, or a binary file object.
+    Opens a checkpoint of any format: a file, folder, index, list of shards, bytes, or binary file object.
 
-    Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle. Options are those of OpenOptions in C++:
+    Reads headers, indexes and pickles, and no tensor. Executes nothing of a pickle.
 
     - root: the part of a nested state dict whose tensors are given, "" for all of it
     - root_auto: take the model, by the names that trainers give to it
@@ -141,7 +145,7 @@ def open(path: str | os.PathLike | bytes | BinaryIO | Sequence, *, root: str | N
     Raises SafemapError, and FileNotFoundError for a path that does not exist. Ctrl-C ends it.
     """
 
-class Checkpoint:
+class Checkpoint(Mapping[str, LazyTensor]):
     """
     An open checkpoint: a mapping of names to lazy tensors.
 
@@ -190,7 +194,7 @@ class Checkpoint:
 
     def items(self) -> list[tuple[str, LazyTensor]]: ...
 
-    def get(self, name: str, default: object = None) -> object: ...
+    def get(self, name: str, default: Any = None) -> LazyTensor | Any: ...
 
     @property
     def format(self, /) -> str:
@@ -214,11 +218,11 @@ class Checkpoint:
         """
 
     @property
-    def findings(self, /) -> list[Finding]:
+    def findings(self, /) -> list[safemap._records.Finding]:
         """The reasons for the verdict."""
 
     @property
-    def skipped(self, /) -> list[Skipped]:
+    def skipped(self, /) -> list[safemap._records.Skipped]:
         """Contents that are not among the tensors."""
 
     @property
@@ -234,7 +238,7 @@ class Checkpoint:
         """Arguments for below()."""
 
     @property
-    def layout(self, /) -> Layout | None:
+    def layout(self, /) -> safemap._records.Layout | None:
         """What the folder of a training framework says of the run."""
 
     @property
@@ -263,7 +267,7 @@ class Checkpoint:
         A tensor without one of them is stored under the name that the base class of a model loads.
         """
 
-    def extras(self) -> Extras:
+    def extras(self) -> safemap._records.Extras:
         """
         Lists the small files that belong to the model: configuration, tokenizer, licence. Reads none of them.
 
@@ -275,7 +279,7 @@ class Checkpoint:
         Returns the state of the optimizer, of a training folder or beside the model.
         """
 
-    def training(self) -> Training:
+    def training(self) -> safemap._records.Training:
         """Returns how far the training had come."""
 
     def tree(self) -> Any:
@@ -283,7 +287,7 @@ class Checkpoint:
         Returns the nested state dict, with lazy tensors in the place of tensors; else a dict of all tensors.
         """
 
-    def residency(self, patterns: str | list[str] | None = None) -> Residency:
+    def residency(self, patterns: str | list[str] | None = None) -> safemap._records.Residency:
         """
         Returns how many bytes of the selected tensors are in memory, and of how many that is known.
         """
@@ -307,17 +311,17 @@ class Checkpoint:
 
     def __reduce__(self) -> object: ...
 
-def save(out: str | os.PathLike | BinaryIO, tensors: Any, *, dtype: Any = None, dtype_of: Mapping[str, Any] = {}, keep_dtype: str | Iterable[str] | None = None, optimizer_dtype: Any = None, apply_scales: bool = False, one_file: bool = False, stem: str = "model", max_shard_size: int | str = "5GB", max_header_bytes: int | str = 100_000_000, metadata: Mapping[str, str] | None = None, exact_metadata: bool = False, empty_metadata: bool = False, alignment: int = 8, align_tensors: bool = False, strategy: str = "greedy", index_style: str = "hub", structure: str = "automatic", untie: bool = False, checksums: bool = False, extras: Any = False, folders: Mapping[str, Any] = {}, ranks: int = 0, rank_dimension: int = 0, overwrite: bool = False, resume: bool = False, durable: bool = True, drop_cache: bool = False, plan_only: bool = False, allow_empty: bool = True, on_plan: Callable[[SaveReport], object] | None = None, progress: Any = None, threads: int = 0) -> SaveReport:
+def save(out: str | os.PathLike | BinaryIO, tensors: Any, *, dtype: Any = None, dtype_of: Mapping[str, Any] = {}, keep_dtype: str | Iterable[str] | None = None, optimizer_dtype: Any = None, apply_scales: bool = False, one_file: bool = False, stem: str = "model", max_shard_size: int | str = "5GB", max_header_bytes: int | str = 100_000_000, metadata: Mapping[str, str] | None = None, exact_metadata: bool = False, empty_metadata: bool = False, alignment: int = 8, align_tensors: bool = False, strategy: str = "greedy", index_style: str = "hub", structure: str = "automatic", untie: bool = False, checksums: bool = False, extras: Any = False, folders: Mapping[str, Any] = {}, ranks: int = 0, rank_dimension: int = 0, overwrite: bool = False, resume: bool = False, durable: bool = True, drop_cache: bool = False, plan_only: bool = False, allow_empty: bool = True, on_plan: Callable[[safemap._records.SaveReport], object] | None = None, progress: Any = None, threads: int = 0) -> safemap._records.SaveReport:
     """
     Saves tensors as safetensors, all or nothing, and returns a report.
 
-    `tensors` is a Checkpoint, a path that safemap.open() takes, a dict of tensors of torch or NumPy (a state dict), a list of
-    LazyTensors, or a module of torch. Tied tensors are stored once, with their other names in the metadata; `untie=True`
+    `tensors` is a Checkpoint, a path that safemap.open() takes, a dict of tensors of torch or NumPy (a state dict), a list
+    of LazyTensors, or a module of torch. Tied tensors are stored once, with their other names in the metadata; `untie=True`
     stores each.
 
-    `out` is one file if it ends in .safetensors or .sft, else a folder of shards with an index, as huggingface_hub names them.
-    Until all is written, it holds what it held before. It may be a binary file object, which gets one file from its position on;
-    the file object is written by several threads, one at a time.
+    `out` is one file if it ends in .safetensors or .sft, else a folder of shards with an index, as huggingface_hub names
+    them. Until all is written, it holds what it held before. It may be a binary file object, which gets one file from its
+    position on; the file object is written by several threads, one at a time.
 
     Options are those of SaveOptions in C++. The most used ones:
 
@@ -341,12 +345,12 @@ class ShardWriter:
     """
     Writes a checkpoint piece by piece, in any order and from any thread.
 
-    `tensors` declares what will be written: a dict of names and (dtype, shape), or tensors that have them. `options` are those
-    of safemap.save() for contents and layout, without casts, and `overwrite`, `durable` and `drop_cache`. Until the commit,
-    `out` holds what it held before.
+    `tensors` declares what will be written: a dict of names and (dtype, shape), or tensors that have them. `options` are
+    those of safemap.save() for contents and layout, without casts, and `overwrite`, `durable` and `drop_cache`. Until the
+    commit, `out` holds what it held before.
 
-    Each byte is written once, and is checked: writing twice, outside a tensor, or too little is a SafemapError. A value is a
-    tensor of torch or NumPy, a LazyTensor, or bytes in row-major order. A tensor of another dtype is cast.
+    Each byte is written once, and is checked: writing twice, outside a tensor, or too little is a SafemapError. A value is
+    a tensor of torch or NumPy, a LazyTensor, or bytes in row-major order. A tensor of another dtype is cast.
 
     Leaving the block commits; leaving it by an exception removes everything.
 
@@ -373,7 +377,7 @@ class ShardWriter:
         Writes a tensor as the box that begins at the indices `start`: `w[start:start + value.shape] = value`.
         """
 
-    def commit(self) -> SaveReport:
+    def commit(self) -> safemap._records.SaveReport:
         """
         Makes the checkpoint appear, and returns the report of a save. Raises SafemapError, code `not_written`, if bytes are missing; then more can be written.
         """
@@ -382,7 +386,7 @@ class ShardWriter:
         """Removes everything, unless it was committed."""
 
     @property
-    def report(self, /) -> SaveReport | None:
+    def report(self, /) -> safemap._records.SaveReport | None:
         """The report of the commit; None before it."""
 
     def __enter__(self) -> ShardWriter: ...
@@ -391,14 +395,14 @@ class ShardWriter:
 
     def __repr__(self) -> str: ...
 
-def diff(a: Any, b: Any, *, atol: float | None = None, rtol: float | None = None, cast: bool = False, patterns: str | Iterable[str] | None = None, rename: Any = None, progress: Any = None, threads: int = 0) -> DiffReport:
+def diff(a: Any, b: Any, *, atol: float | None = None, rtol: float | None = None, cast: bool = False, patterns: str | Iterable[str] | None = None, rename: Any = None, progress: Any = None, threads: int = 0) -> safemap._records.DiffReport:
     """
     Compares two checkpoints, whatever their formats, and returns a DiffReport; `.equal` says if they are equal.
 
-    `a` and `b` are what safemap.save() takes: a Checkpoint, a path, a dict of tensors, a module. Tensors match by name, and are
-    equal if their bytes are. With `atol` or `rtol` they are compared as numbers: |a - b| <= atol + rtol * |b|. With `cast`,
-    tensors of different floating-point dtypes are compared, too. `rename` maps names of `a`: a dict or a function. `patterns`
-    selects names.
+    `a` and `b` are what safemap.save() takes: a Checkpoint, a path, a dict of tensors, a module. Tensors match by name, and
+    are equal if their bytes are. With `atol` or `rtol` they are compared as numbers: |a - b| <= atol + rtol * |b|. With
+    `cast`, tensors of different floating-point dtypes are compared, too. `rename` maps names of `a`: a dict or a function.
+    `patterns` selects names.
 
     Memory does not grow with the size of a tensor. Ctrl-C ends it.
 
@@ -407,23 +411,25 @@ def diff(a: Any, b: Any, *, atol: float | None = None, rtol: float | None = None
         assert report.equal, report.different
     """
 
-def digests(checkpoint: Any, *, algorithm: str = "xxh3-128", patterns: str | Iterable[str] | None = None, progress: Any = None, threads: int = 0) -> Digests:
+def digests(checkpoint: Any, *, algorithm: str = "xxh3-128", patterns: str | Iterable[str] | None = None, progress: Any = None, threads: int = 0) -> safemap._records.Digests:
     """
     Returns the digest of each tensor, and one of them all, which do not depend on format and shards.
 
     `checkpoint` is what safemap.save() takes. The algorithm is "xxh3-128", which detects accidents, or "sha256", for data
-    of an adversary. The result has the fields algorithm, checkpoint (hex digits), tensors (a dict of names and hex digits), bytes.
+    of an adversary. The result has the fields algorithm, checkpoint (hex digits), tensors (a dict of names and hex digits)
+    and bytes.
 
     Example:
         assert safemap.digests("model/").checkpoint == safemap.digests("model.pt").checkpoint
     """
 
-def verify(path: str | os.PathLike, *, progress: Any = None, **options: Any) -> VerifyReport:
+def verify(path: str | os.PathLike, *, progress: Any = None, **options: Any) -> safemap._records.VerifyReport:
     """
-    Checks a whole checkpoint, and returns a VerifyReport with every fault; true if there is none.
+    Checks a whole checkpoint, and returns a VerifyReport with every fault; true if it is ok.
 
     Checks headers, indexes and directories, that every byte can be read, the CRC-32 of zip records, and the digests that
-    save(..., checksums=True) stores. Faults are SafemapErrors in a list. Options are those of safemap.open(), and `progress`.
+    save(..., checksums=True) stores. Faults are SafemapErrors in a list. Options are those of safemap.open(), and
+    `progress`.
 
     Example:
         report = safemap.verify("model/")
@@ -431,48 +437,50 @@ def verify(path: str | os.PathLike, *, progress: Any = None, **options: Any) -> 
             print(fault.code, fault)
     """
 
-def examine(path: str | os.PathLike, **options: Any) -> Examined:
+def examine(path: str | os.PathLike, **options: Any) -> safemap._records.Examined:
     """
     Says what unpickling the files of a path would do, also if they cannot be opened. Executes nothing.
 
-    Returns a record with the fields verdict ("ok", "needs classes", "unknown" or "runs code"), findings and not_listed.
+    Returns a record with the fields verdict ("ok", "needs classes", "unknown" or "runs code"), findings and
+    not_listed.
     """
 
-def scan(paths: str | os.PathLike | Iterable[str | os.PathLike], *, includes: Iterable[str] = (), excludes: Iterable[str] = (), hidden: bool = False, **options: Any) -> ScanReport:
+def scan(paths: str | os.PathLike | Iterable[str | os.PathLike], *, includes: Iterable[str] = (), excludes: Iterable[str] = (), hidden: bool = False, **options: Any) -> safemap._records.ScanReport:
     """
     Opens every checkpoint that is one of the paths or below them.
 
-    Returns a record with the fields found, a list of records (path, checkpoint, fault, files, file_bytes, verdict, findings), and
-    not_opened, the number of files that are no checkpoints. A checkpoint that cannot be opened has its fault, a SafemapError.
-    `includes` and `excludes` are patterns of files; `hidden` enters hidden folders. Other options are those of safemap.open().
+    Returns a record with the fields found, a list of records (path, checkpoint, fault, files, file_bytes, verdict,
+    findings), and not_opened, the number of files that hold no checkpoint. A checkpoint that cannot be opened has its
+    fault, a SafemapError. `includes` and `excludes` are patterns of files; `hidden` enters hidden folders. Other options
+    are those of safemap.open().
     """
 
-def edit(path: str | os.PathLike, *, set: Mapping[str, str] | None = None, unset: Iterable[str] | None = None, rename: Any = None, progress: Any = None, **options: Any) -> EditReport:
+def edit(path: str | os.PathLike, *, set: Mapping[str, str] | None = None, unset: Iterable[str] | None = None, rename: Any = None, progress: Any = None, **options: Any) -> safemap._records.EditReport:
     """
     Changes the metadata and the tensor names of a safetensors file, which is replaced by a new one at once.
 
-    `set` adds pairs to the metadata, `unset` removes keys, `rename` changes names of tensors: a dict, or a function of all names.
-    Returns a record with the fields changed, renamed, metadata and notes.
+    `set` adds pairs to the metadata, `unset` removes keys, `rename` changes names of tensors: a dict, or a function of all
+    names. Returns a record with the fields changed, renamed, metadata and notes.
 
     Example:
-        safemap.edit("model.safetensors", set={"license": "apache-2.0"}, rename=lambda name: name.removeprefix("module."))
+        safemap.edit("model.safetensors", set={"license": "mit"}, rename=lambda name: name.removeprefix("module."))
     """
 
-def repair(path: str | os.PathLike, out: str | os.PathLike, *, progress: Any = None, **options: Any) -> RepairReport:
+def repair(path: str | os.PathLike, out: str | os.PathLike, *, progress: Any = None, **options: Any) -> safemap._records.RepairReport:
     """
     Writes a conforming copy of safetensors that the reference implementation refuses or would not have written.
 
-    Options are those of safemap.save() and safemap.open(). Missing bytes and unreadable headers raise, as in open(). Returns a
-    record with the fields repairs, a list of sentences, and saved, a SaveReport.
+    Options are those of safemap.save() and safemap.open(). Missing bytes and unreadable headers raise, as in open().
+    Returns a record with the fields repairs, a list of sentences, and saved, a SaveReport.
     """
 
 class LoadPlan:
     """
-    The differences between a checkpoint and what a model expects; true if there is none.
+    The differences between a checkpoint and what a model expects; true if it is ok.
     """
 
     @property
-    def missing(self, /) -> list[Expected]:
+    def missing(self, /) -> list[safemap._records.Expected]:
         """
         Expected tensors that the checkpoint lacks: records (name, dtype, shape, alias_of).
         """
@@ -482,11 +490,11 @@ class LoadPlan:
         """Tensors that the model does not expect."""
 
     @property
-    def shape(self, /) -> list[Mismatch]:
+    def shape(self, /) -> list[safemap._records.Mismatch]:
         """Tensors of another shape: records (expected, found)."""
 
     @property
-    def dtype(self, /) -> list[Mismatch]:
+    def dtype(self, /) -> list[safemap._records.Mismatch]:
         """Tensors of another dtype: records (expected, found)."""
 
     @property
@@ -527,9 +535,9 @@ def plan(checkpoint: Any, model: Any, *, fill: str = "error", ignore_unexpected:
     """
     Compares a checkpoint with the tensors that a model expects. Reads no tensor.
 
-    `checkpoint` is what safemap.save() takes. `model` is a module of torch, which may be on the device meta, a state dict, a dict
-    of names and (dtype, shape), a Checkpoint, or the path of one or of JSON. `fill` says what missing tensors become: "error",
-    "none" (the model keeps its own), "zeros" or "nan".
+    `checkpoint` is what safemap.save() takes. `model` is a module of torch, which may be on the device meta, a state dict,
+    a dict of names and (dtype, shape), a Checkpoint, or the path of one or of JSON. `fill` says what missing tensors
+    become: "error", "none" (the model keeps its own), "zeros" or "nan".
 
     Example:
         plan = safemap.plan("model.pt", model, fill="none", ignore_unexpected=True)
@@ -565,8 +573,8 @@ class DeviceTensor:
         """
         Returns the value as torch.Tensor on its device, without a copy.
 
-        The lease lasts as long as the tensor, whatever release() says. Its memory is shared: do not write to it. On CUDA, work of
-        torch's current stream comes after the copies.
+        The lease lasts as long as the tensor, whatever release() says. Its memory is shared: do not write to it. On CUDA, work
+        of torch's current stream comes after the copies.
         """
 
     def numpy(self) -> numpy.ndarray:
@@ -600,8 +608,8 @@ class Lease:
     """
     The tensors of a bundle, which stay on the device until it is released.
 
-    It is a context manager, and a mapping of names to DeviceTensors. Tensors of torch and NumPy that were made of it share it:
-    memory is not used again before they are gone.
+    It is a context manager, and a mapping of names to DeviceTensors. Tensors of torch and NumPy that were made of it share
+    it: memory is not used again before they are gone.
     """
 
     def keys(self) -> list[str]: ...
@@ -664,9 +672,9 @@ class Uploader:
     """
     Brings tensors of a checkpoint to a device on demand, and evicts them to stay within a budget.
 
-    `checkpoint` is what safemap.save() takes. `device` is "host", "cuda:N" or "opencl:N". `budget` is the device memory that it
-    may use, bytes or a text such as "8GB"; None takes nine tenths of what is free. `host_bytes` keeps evicted weights in memory of
-    the host. Options are those of UploadOptions in C++.
+    `checkpoint` is what safemap.save() takes. `device` is "host" (or "cpu"), "cuda:N" or "opencl:N", or a torch.device.
+    `budget` is the device memory that it may use, bytes or a text such as "8GB"; None takes nine tenths of what is free.
+    `host_bytes` keeps evicted weights in memory of the host. Options are those of UploadOptions in C++.
 
     Methods take a name, a prefix ("model.layers.1"), a pattern, a list of names or LazyTensors, or a bundle().
 
@@ -676,7 +684,7 @@ class Uploader:
                 weight = lease[lease.keys()[0]].torch()
     """
 
-    def __init__(self, checkpoint: Any, device: str = "host", *, budget: int | str | None = None, staging_bytes: int | str | None = None, host_bytes: int | str | None = None, readers: int = 0, direct_reads: bool = True, keep_addresses: bool = False) -> None: ...
+    def __init__(self, checkpoint: Any, device: str | torch.device = "host", *, budget: int | str | None = None, staging_bytes: int | str | None = None, host_bytes: int | str | None = None, readers: int = 0, direct_reads: bool = True, keep_addresses: bool = False) -> None: ...
 
     def bundle(self, what: Any) -> Bundle:
         """
@@ -687,8 +695,9 @@ class Uploader:
         """
         Leases tensors, and uploads those that are not on the device.
 
-        With a stream (an int or a torch.cuda.Stream), later work of the stream comes after the copies. `deadline` is in seconds:
-        TimeoutError after that, while the upload goes on. Raises SafemapError, code `budget_exceeded`, if leases leave no room.
+        With a stream (an int or a torch.cuda.Stream), later work of the stream comes after the copies. `deadline` is in
+        seconds: TimeoutError after that, while the upload goes on. Raises SafemapError, code `budget_exceeded`, if leases leave
+        no room.
         """
 
     def try_acquire(self, what: Any, *, stream: object = None) -> Lease | None:
@@ -720,7 +729,7 @@ class Uploader:
     def wake(self) -> None:
         """Starts to upload what sleep() took from the device."""
 
-    def stats(self) -> UploadStats:
+    def stats(self) -> safemap._records.UploadStats:
         """Returns counters; times are in seconds."""
 
     @property
