@@ -7,27 +7,34 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
+#include <type_traits>
 
 namespace safemap::python {
 namespace {
 
-constexpr const char* versioned_name = "dltensor_versioned";
-constexpr const char* unversioned_name = "dltensor";
-
 /// Returns torch.from_dlpack, or the function that it calls for a capsule, which takes half the time.
 nb::handle torch_from_dlpack() {
-    static const nb::handle function = [] {
-        const nb::object torch = nb::module_::import_("torch");
-        return nb::getattr(torch.attr("_C"), "_from_dlpack", nb::object(torch.attr("from_dlpack"))).release();
-    }();
-    return function;
+    static PyObject* kept =
+        nullptr;  // no guard of C++: a thread that waits for it would keep the GIL, which imports need
+    if (kept != nullptr) return kept;
+    const nb::object torch = nb::module_::import_("torch");
+    kept = nb::getattr(torch.attr("_C"), "_from_dlpack", nb::object(torch.attr("from_dlpack"))).release().ptr();
+    return kept;
 }
 
-template <class Managed> void delete_capsule(PyObject* capsule, const char* name) {
-    if (!PyCapsule_IsValid(capsule, name)) return;  // a consumer renames what it has taken
-    auto* const tensor = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
-    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+template <class Managed>
+constexpr const char* capsule_name =
+    std::is_same_v<Managed, dlpack::ManagedTensorVersioned> ? "dltensor_versioned" : "dltensor";
+
+template <class Managed> nb::object owning_capsule(Managed* tensor) {
+    PyObject* const capsule = PyCapsule_New(tensor, capsule_name<Managed>, [](PyObject* self) {
+        if (!PyCapsule_IsValid(self, capsule_name<Managed>)) return;  // a consumer renames what it has taken
+        auto* const owned = static_cast<Managed*>(PyCapsule_GetPointer(self, capsule_name<Managed>));
+        if (owned->deleter != nullptr) owned->deleter(owned);
+    });
+    if (capsule != nullptr) return nb::steal(capsule);
+    tensor->deleter(tensor);
+    throw nb::python_error();
 }
 
 nb::object versioned_capsule(const TensorView& view, dlpack::Float4 float4 = dlpack::Float4::elements) {
@@ -251,23 +258,9 @@ nb::object reduced(const Tensor& tensor) {
 
 }  // namespace
 
-nb::object capsule_of(dlpack::ManagedTensorVersioned* tensor) {
-    PyObject* const capsule = PyCapsule_New(tensor, versioned_name, [](PyObject* self) {
-        delete_capsule<dlpack::ManagedTensorVersioned>(self, versioned_name);
-    });
-    if (capsule != nullptr) return nb::steal(capsule);
-    tensor->deleter(tensor);
-    throw nb::python_error();
-}
+nb::object capsule_of(dlpack::ManagedTensorVersioned* tensor) { return owning_capsule(tensor); }
 
-nb::object capsule_of(dlpack::ManagedTensor* tensor) {
-    PyObject* const capsule = PyCapsule_New(tensor, unversioned_name, [](PyObject* self) {
-        delete_capsule<dlpack::ManagedTensor>(self, unversioned_name);
-    });
-    if (capsule != nullptr) return nb::steal(capsule);
-    tensor->deleter(tensor);
-    throw nb::python_error();
-}
+nb::object capsule_of(dlpack::ManagedTensor* tensor) { return owning_capsule(tensor); }
 
 TensorView value_of(const LazyTensor& tensor) {
     if (const auto view = tensor.try_view()) return *view;

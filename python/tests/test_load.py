@@ -353,3 +353,18 @@ def test_folders_of_deepspeed_are_read_as_its_script_reads_them(rng):
         require_same(dict(sorted(ours.items())), theirs, values=True)
         read += 1
     assert read
+
+
+def test_threads_that_need_torch_first_do_not_wait_for_each_other(data):
+    code = """
+import sys, threading, safemap
+checkpoint = safemap.open(sys.argv[1], root="")
+tensors = []
+threads = [threading.Thread(target=lambda t: tensors.append(t.torch()), args=(t,)) for t in checkpoint.values()[:8]]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(tensors) == 8 and "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, data / "pt" / "train_gpt.pt"], check=True, timeout=120)
