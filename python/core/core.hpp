@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -245,16 +246,22 @@ struct Handle {
     nb::object origin;             ///< a tuple that says how to open it again; None: it cannot be pickled
     bool copies_read_only = true;  ///< as in Tensor
 
-    /// Returns the checkpoint. Raises invalid_argument if it was closed. Copy it where the GIL is released or code of
-    /// Python runs: another thread may close it.
     /// Returns the checkpoint. Raises invalid_argument if it was closed, so the caller has the GIL. A function that
     /// calls Python, or lets go of the GIL, works with a copy: other code may close this object.
     const Checkpoint& get() const;
     Tensor tensor(const LazyTensor& lazy) const;
 };
 
+// The words of the Python modules for what a StateTree has, in the order of StateTree::Constant::Kind and
+// StateTree::Opaque::Form.
+inline constexpr std::array<const char*, 5> constant_kinds{"dtype", "device", "layout", "numpy_dtype", "other"};
+inline constexpr std::array<const char*, 4> opaque_forms{"object", "quantized", "sparse", "nested"};
+
 /// Returns the nested objects of a checkpoint with LazyTensors in them; without a tree, its dict of names.
 [[nodiscard]] nb::object lazy_tree(const Handle& handle);
+/// Returns memory for a value, aligned to 64 bytes. The pages of large memory come at once, which takes less than one
+/// by one as they are written to. Call it without the GIL.
+[[nodiscard]] SharedBytes memory_for(std::uint64_t size);
 /// Returns a copy of the value, which is read without the GIL. Ctrl-C ends it.
 [[nodiscard]] TensorView load_value(const LazyTensor& tensor);
 /// Returns the tree of nested objects, of which it keeps the tensors alive: what Checkpoint.tree() and load() give, and
@@ -300,8 +307,6 @@ struct Found {
 [[nodiscard]] Checkpoint open_any(nb::handle path, const OpenOptions& options = {});
 /// Returns the checkpoint of a Checkpoint, of what safemap.open() takes, of a dict of tensors or a module (see
 /// checkpoint_of()), or of a list of LazyTensors.
-/// Returns the checkpoint of a Checkpoint, of what safemap.open() takes, or of a dict of tensors or module (see
-/// checkpoint_of()).
 [[nodiscard]] Checkpoint checkpoint_from(nb::handle value);
 /// Returns a checkpoint of a dict of names and tensors, which keeps them alive. Tensors of one place, dtype, shape and
 /// strides are tied. Raises TypeError for names other than str, and values other than tensors.

@@ -9,9 +9,6 @@
 #include <array>
 #include <cstring>
 #include <iterator>
-#include <new>
-
-#include <sys/mman.h>
 
 namespace safemap::python {
 namespace {
@@ -179,27 +176,6 @@ nb::object in_framework(const Reading& as, const TensorView& view) {
     if (!as.torch) return to_numpy(view);
     nb::object tensor = to_torch(view);
     return as.device.is_valid() ? tensor.attr("to")(as.device) : std::move(tensor);
-}
-
-/// Returns memory for a value. The pages of large memory come at once, which takes less than one by one as they are
-/// written to. Call it without the GIL.
-SharedBytes memory_for(std::uint64_t size) {
-    constexpr std::size_t alignment = 64;
-    constexpr std::uint64_t large = std::uint64_t{1} << 20;
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which old headers and kernels lack
-    std::byte* bytes = nullptr;
-    std::shared_ptr<const void> owner;
-    if (size < large) {
-        bytes = static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{alignment}));
-        owner.reset(bytes, [](std::byte* memory) { ::operator delete (memory, std::align_val_t{alignment}); });
-    } else {
-        void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (mapped == MAP_FAILED) throw Error(Errc::out_of_memory, "no memory for " + std::to_string(size) + " bytes");
-        bytes = static_cast<std::byte*>(mapped);
-        owner.reset(bytes, [size](std::byte* memory) { ::munmap(memory, size); });
-        (void)::madvise(mapped, size, populate_write);
-    }
-    return {.bytes = {bytes, size}, .owner = std::move(owner), .writable = true};
 }
 
 /// Returns memory for the values of the tensors, and reads them into it in parallel.

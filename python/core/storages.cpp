@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <new>
 
 namespace safemap::python {
 namespace {
@@ -131,13 +130,10 @@ bool Storages::map(Storage& storage) const {
 }
 
 /// Gives a storage memory, and returns what to load into it.
-LoadTarget Storages::memory_for(Storage& storage) {
-    constexpr std::align_val_t alignment{64};
-    const std::size_t size = storage.whole.nbytes();
-    const auto free_memory = [](std::byte* p) { ::operator delete(p, alignment); };
-    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, alignment)), free_memory);
-    storage.bytes = TensorView::row_major(Dtype::u8, {{memory.get(), size}, memory, true}, Shape{size});
-    return {storage.whole, {memory.get(), size}};
+LoadTarget Storages::target_for(Storage& storage) {
+    const std::uint64_t size = storage.whole.nbytes();
+    storage.bytes = TensorView::row_major(Dtype::u8, memory_for(size), Shape{size});
+    return {storage.whole, storage.bytes->mutable_bytes()};
 }
 
 void Storages::open(const nb::object& progress) {
@@ -145,7 +141,7 @@ void Storages::open(const nb::object& progress) {
     without_gil([&] {
         std::vector<LoadTarget> targets;
         for (Storage& storage : storages_)
-            if (storage.whole.nbytes() > 0 && !map(storage)) targets.push_back(memory_for(storage));
+            if (storage.whole.nbytes() > 0 && !map(storage)) targets.push_back(target_for(storage));
         load_into(targets, work);
     });
 }

@@ -44,7 +44,7 @@ private:
     std::size_t add_storage(const LazyTensor& tensor);
     Storage& of(const LazyTensor& tensor);
     bool map(Storage& storage) const;
-    static LoadTarget memory_for(Storage& storage);
+    static LoadTarget target_for(Storage& storage);
     nb::object untyped(Storage& storage);
 
     bool copies_read_only_;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <new>
 
+#include <sys/mman.h>
+
 namespace safemap::python {
 namespace {
 
@@ -22,7 +24,6 @@ nb::object digest_of(const Tensor& tensor, const std::string& algorithm) {
 
 /// Smaller values are read at once: threads and a look for Ctrl-C would take longer.
 constexpr std::uint64_t quickly_read = 4 << 20;
-constexpr std::align_val_t load_alignment{64};
 
 /// Reads a whole value. Ctrl-C ends it.
 void fill_with(const LazyTensor& tensor, std::span<std::byte> into) {
@@ -78,13 +79,31 @@ void prefetch(const Tensor& tensor, nb::object progress, unsigned threads) {
 
 }  // namespace
 
+SharedBytes memory_for(std::uint64_t size) {
+    constexpr std::size_t alignment = 64;
+    constexpr std::uint64_t large = std::uint64_t{1} << 20;
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which old headers and kernels lack
+    std::byte* bytes = nullptr;
+    std::shared_ptr<const void> owner;
+    if (size < large) {
+        bytes = static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{alignment}));
+        owner.reset(bytes, [](std::byte* memory) { ::operator delete (memory, std::align_val_t{alignment}); });
+    } else {
+        void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) throw Error(Errc::out_of_memory, "no memory for " + std::to_string(size) + " bytes");
+        bytes = static_cast<std::byte*>(mapped);
+        owner.reset(bytes, [size](std::byte* memory) { ::munmap(memory, size); });
+        (void)::madvise(mapped, size, populate_write);
+    }
+    return {.bytes = {bytes, size}, .owner = std::move(owner), .writable = true};
+}
+
 TensorView load_value(const LazyTensor& tensor) {
-    const std::size_t size = tensor.nbytes();
-    if (size <= quickly_read) return without_gil([&] { return tensor.load(); });
-    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(::operator new(size, load_alignment)),
-                                            [](std::byte* p) { ::operator delete(p, load_alignment); });
-    fill_with(tensor, {memory.get(), size});
-    return TensorView::row_major(tensor.dtype(), {{memory.get(), size}, memory, true}, tensor.shape());
+    if (tensor.nbytes() <= quickly_read) return without_gil([&] { return tensor.load(); });
+    const SharedBytes memory = without_gil([&] { return memory_for(tensor.nbytes()); });
+    const TensorView value = TensorView::row_major(tensor.dtype(), memory, tensor.shape());
+    fill_with(tensor, value.mutable_bytes());
+    return value;
 }
 
 void bind_tensor_bytes(nb::class_<Tensor>& type) {

@@ -256,10 +256,10 @@ private:
     }
 
     nb::object made(const Constant& constant, NodeId) {
-        constexpr std::array<const char*, 5> kinds{"dtype", "device", "layout", "numpy_dtype", "other"};
         nb::object& kept = constants_[{constant.kind, constant.text}];
         if (!kept.is_valid())
-            kept = hooks_.attr("constant")(kinds[static_cast<std::size_t>(constant.kind)], text_of(constant.text));
+            kept = hooks_.attr("constant")(constant_kinds[static_cast<std::size_t>(constant.kind)],
+                                           text_of(constant.text));
         return kept;
     }
     nb::object made(const StateTree::NumpyScalar& scalar, NodeId) {
@@ -304,7 +304,7 @@ private:
         const TensorView view = value_of(tensor);
         const unsigned size = element_size(view.dtype());
         const bool usable = view.writable() && reinterpret_cast<std::uintptr_t>(view.data()) % size == 0;
-        return to_numpy(usable ? view : without_gil([&] { return tensor.load(); }));
+        return to_numpy(usable ? view : load_value(tensor));
     }
 
     nb::object made(const Opaque& opaque, NodeId id) {
@@ -315,9 +315,9 @@ private:
             if (!made.is_none()) return whole ? made : to_fill(id, std::move(made));
         }
         opaque_.insert(id);
-        constexpr std::array<const char*, 4> forms{"object", "quantized", "sparse", "nested"};
-        return to_fill(id, hooks_.attr("opaque")(text_of(opaque.type), text_of(opaque.why),
-                                                 forms[static_cast<std::size_t>(opaque.form)], opaque.arguments));
+        return to_fill(id,
+                       hooks_.attr("opaque")(text_of(opaque.type), text_of(opaque.why),
+                                             opaque_forms[static_cast<std::size_t>(opaque.form)], opaque.arguments));
     }
     /// Returns None if torch or NumPy refuses the parts.
     nb::object object_of(const Rebuilt& rebuilt, const Opaque& opaque) {

@@ -137,9 +137,8 @@ private:
     }
 
     static StateTree::Constant constant_node(nb::handle kind, nb::handle text) {
-        constexpr std::array<const char*, 5> kinds{"dtype", "device", "layout", "numpy_dtype", "other"};
-        const auto* const found = std::find(kinds.begin(), kinds.end(), nb::cast<std::string>(kind));
-        return {static_cast<StateTree::Constant::Kind>(found - kinds.begin()), tree_text(text)};
+        const auto* const found = std::find(constant_kinds.begin(), constant_kinds.end(), nb::cast<std::string>(kind));
+        return {static_cast<StateTree::Constant::Kind>(found - constant_kinds.begin()), tree_text(text)};
     }
 
     NodeId tensor(nb::handle value, const nb::object& said, const Place& place) {
@@ -166,11 +165,10 @@ private:
     }
 
     NodeId opaque(nb::handle value, const nb::object& said, const Place& place) {
-        constexpr std::array<const char*, 4> forms{"object", "quantized", "sparse", "nested"};
-        const auto* const form = std::find(forms.begin(), forms.end(), nb::cast<std::string>(said[3]));
+        const auto* const form = std::find(opaque_forms.begin(), opaque_forms.end(), nb::cast<std::string>(said[3]));
         StateTree::Opaque made{.type = tree_text(said[1]), .why = tree_text(said[2])};
         made.arguments = nb::cast<std::uint32_t>(said[4]);
-        made.form = static_cast<StateTree::Opaque::Form>(form - forms.begin());
+        made.form = static_cast<StateTree::Opaque::Form>(form - opaque_forms.begin());
         return container(value, std::move(made), said[5], place);
     }
 
